@@ -1,0 +1,1 @@
+"""Scheduled Dagster jobs that must not fail quietly."""

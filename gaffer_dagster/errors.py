@@ -1,0 +1,67 @@
+"""Every error that the package raises on purpose.
+
+Each message says what happened, names the job, field or value, and ends with the cure. Expected outcomes
+(busy, paused, nothing due) are values, not errors; see `gaffer_dagster.domain.run.Outcome`.
+"""
+
+from __future__ import annotations
+
+
+class GafferError(Exception):
+    """Whatever the package refuses, or cannot do."""
+
+
+class BadSpecError(GafferError, ValueError):
+    """A job, schedule or bound that cannot be meant as written. Raised where it is defined."""
+
+
+class BadInputError(GafferError, ValueError):
+    """A value from outside (a database URL, a table's name, a row) that cannot be used."""
+
+
+class DatabaseUnavailableError(GafferError):
+    """Postgres cannot be reached, or went away. Nothing was committed that is not recorded; try again."""
+
+
+class SchemaBehindError(GafferError):
+    """The tables are older than this package; `gaffer migrate` brings them up to date."""
+
+
+class SchemaAheadError(GafferError):
+    """The tables are newer than this package; upgrade it where this process runs."""
+
+
+class MigrationEditedError(GafferError):
+    """A migration that was applied has another text now."""
+
+
+class LeaseLostError(GafferError):
+    """Another run took over: the fence is no longer current. Nothing of this batch was committed."""
+
+
+class DeadlinePassedError(GafferError):
+    """The run is past its deadline. Nothing of this batch was committed."""
+
+
+class BatchEndedError(GafferError):
+    """The batch cannot be used any more: an error, or its own transaction control, ended its transaction."""
+
+
+class UnknownJobError(GafferError):
+    """No job of this name is registered or defined."""
+
+
+class ClockSkewError(GafferError):
+    """The worker's clock and the database's are more than five minutes apart."""
+
+
+class NotPreparedError(GafferError):
+    """A source table lacks what `NewRows` needs; `gaffer prepare` adds it."""
+
+
+class ForeignWatermarkError(GafferError):
+    """The stored position belongs to another Postgres cluster, or lies in its future (a restored copy)."""
+
+
+class LocalPostgresError(GafferError):
+    """The private Postgres for development cannot be started or used."""
