@@ -7,15 +7,27 @@ sets nothing for the session, so that PgBouncer in transaction mode works by con
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import psycopg
-from psycopg import conninfo
+from psycopg import conninfo, sql
 from psycopg.rows import TupleRow
 
-from gaffer_dagster.errors import BadInputError, DatabaseUnavailableError
+from gaffer_dagster.errors import (
+    BadInputError,
+    BatchEndedError,
+    DatabaseUnavailableError,
+    DeadlinePassedError,
+    GafferError,
+    LeaseLostError,
+    UnknownJobError,
+)
 
 Connection = psycopg.Connection[TupleRow]
+Row = TypeVar("Row")
 
 _LIVENESS: dict[str, Any] = {
     "connect_timeout": 5,
@@ -66,11 +78,137 @@ def connect(url: str, *, application_name: str) -> Connection:
     parts["application_name"] = application_name[:63]
     try:
         # ClientCursor binds on the client, so that one message can carry several statements and their parameters.
-        return psycopg.connect(
-            **parts, autocommit=True, prepare_threshold=None, cursor_factory=psycopg.ClientCursor
-        )
+        return psycopg.connect(**parts, autocommit=True, prepare_threshold=None, cursor_factory=psycopg.ClientCursor)
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(
             f"Postgres cannot be reached at {describe(url)}: {str(error).strip().splitlines()[-1]}; "
             "check that it runs, the URL, and the network in between"
         ) from None
+
+
+_CONNECTION_LOST = frozenset({"08000", "08003", "08006", "57P01", "57P02", "57P03"})
+_TRY_AGAIN = frozenset({"40001", "40P01"})
+
+
+def sqlstate(error: BaseException) -> str | None:
+    return error.sqlstate if isinstance(error, psycopg.Error) else None
+
+
+def is_database_error(error: BaseException) -> bool:
+    return isinstance(error, psycopg.Error)
+
+
+def lost_connection(error: BaseException) -> bool:
+    """The connection died of something that may pass: the network, a restart, an administrator's command."""
+    if not isinstance(error, psycopg.OperationalError):
+        return False
+    return error.sqlstate is None or error.sqlstate in _CONNECTION_LOST
+
+
+def worth_repeating(error: BaseException) -> bool:
+    """The same transaction may succeed when it is done again: deadlock, serialization failure, lost connection."""
+    return lost_connection(error) or sqlstate(error) in _TRY_AGAIN
+
+
+def was_cut(error: BaseException) -> bool:
+    """The server ended a statement or transaction because it was told to, or because a time limit was over."""
+    return sqlstate(error) in ("57014", "25P03", "25P04")
+
+
+def primary_message(error: BaseException) -> str:
+    """What happened, without the values of rows (which a database error carries in its DETAIL)."""
+    if isinstance(error, psycopg.Error):
+        return redact(error.diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0])
+    return redact(f"{type(error).__name__}: {error}")
+
+
+_PASSWORD = re.compile(r"(?<=://)([^:/@\s]*):[^@\s]+@|(password\s*=\s*)\S+", re.IGNORECASE)
+
+
+def redact(text: str) -> str:
+    """`text` without the passwords of the database URLs in it."""
+    return _PASSWORD.sub(lambda found: f"{found[1]}:***@" if found[1] is not None else f"{found[2]}***", text)
+
+
+def in_transaction(connection: Connection) -> bool:
+    """A transaction is open and no error has spoilt it."""
+    return connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+
+
+def cancel_running(connection: Connection) -> None:
+    """Cancels the statement that runs on this connection, if one does. May be called from another thread."""
+    if connection.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+        try:
+            connection.cancel_safe(timeout=2)
+        except psycopg.Error:
+            return  # the connection is gone, and its statement with it
+
+
+def roll_back(connection: Connection) -> None:
+    """Ends whatever transaction is open. Closes the connection where that cannot be done at once."""
+    status = connection.info.transaction_status
+    if status in (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR):
+        try:
+            connection.execute("rollback")
+        except psycopg.Error:
+            connection.close()
+    elif status != psycopg.pq.TransactionStatus.IDLE:
+        give_up(connection)
+
+
+def give_up(connection: Connection) -> None:
+    """Cancels what runs and closes: closing alone would leave the server working, and its rows locked."""
+    cancel_running(connection)
+    connection.close()
+
+
+def committed(cursor: psycopg.Cursor[Row]) -> Row:
+    """The one row that the statements of a message returned, once the server's command tag says COMMIT.
+
+    A transaction that an error has spoilt answers COMMIT with a silent ROLLBACK; drivers say nothing.
+    """
+    answer: Row | None = None
+    while True:
+        if cursor.description is not None:
+            answer = cursor.fetchone()
+        tag = cursor.statusmessage
+        if not cursor.nextset():
+            break
+    if tag != "COMMIT" or answer is None:
+        raise BatchEndedError(f"the server answered {tag} to COMMIT: nothing of this transaction was kept")
+    return answer
+
+
+# The SQLSTATEs that the functions of the protocol raise (migrations/0002_protocol.sql).
+_REFUSALS: dict[str, type[GafferError]] = {
+    "GF001": LeaseLostError,
+    "GF003": DeadlinePassedError,
+    "GF004": BatchEndedError,
+    "GF005": LeaseLostError,
+    "GF006": UnknownJobError,
+}
+
+
+@contextmanager
+def refusals() -> Generator[None]:
+    """What the database refuses, as an error of ours."""
+    try:
+        yield
+    except psycopg.Error as error:
+        refusal = _REFUSALS.get(error.sqlstate or "")
+        if refusal is None:
+            raise
+        raise refusal(primary_message(error)) from None
+
+
+def with_database(url: str, name: str) -> str:
+    """The same server and role, another database."""
+    return conninfo.make_conninfo(**(parse_url(url) | {"dbname": name}))
+
+
+def create_database(name: str) -> sql.Composed:
+    return sql.SQL("create database {}").format(sql.Identifier(name))
+
+
+def drop_database(name: str) -> sql.Composed:
+    return sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))

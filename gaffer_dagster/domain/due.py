@@ -1,0 +1,179 @@
+"""What a job can be due for. Which of it is due now is decided by the database (`gaffer_dagster.store`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from zoneinfo import ZoneInfo
+
+from typing_extensions import LiteralString
+
+from gaffer_dagster.domain.duration import as_duration, show_duration
+from gaffer_dagster.domain.schedule import Schedule
+from gaffer_dagster.errors import BadSpecError
+
+
+@dataclass(frozen=True, init=False)
+class NewRows:
+    """The rows that were added to `table` (or changed, if it was prepared so), each once, in commit order.
+
+    `table`: its name, qualified or not, as in SQL. `key`: a column that is unique and never null. `settle="snapshot"`
+    is the only way here: a row is due once nobody can commit a row before it any more, which takes the column that
+    `gaffer prepare` adds. `where`: an SQL condition on the row; rows that do not fulfil it when they are due are
+    passed over for good.
+    """
+
+    table: str
+    key: str
+    where: LiteralString | None
+
+    def __init__(
+        self,
+        table: str,
+        key: str,
+        *,
+        settle: str = "snapshot",
+        where: LiteralString | None = None,
+        start: str = "beginning",
+    ) -> None:
+        for field, value in (("table", table), ("key", key)):
+            if not value or "\0" in value or value != value.strip():
+                raise BadSpecError(f"NewRows: {field}={value!r} is no name; write it as in SQL, without blanks around")
+        if settle != "snapshot":
+            raise BadSpecError(
+                f"NewRows on {table}: settle={settle!r} is not offered; use settle='snapshot' and prepare the table "
+                f"with: gaffer prepare {table} --key {key}"
+            )
+        if start != "beginning":
+            raise BadSpecError(f"NewRows on {table}: start={start!r} is not offered; use start='beginning'")
+        if where is not None and not where.strip():
+            raise BadSpecError(f"NewRows on {table}: where={where!r} is empty; leave it out")
+        object.__setattr__(self, "table", table)
+        object.__setattr__(self, "key", key)
+        object.__setattr__(self, "where", where)
+
+    def as_json(self) -> Mapping[str, object]:
+        return {
+            "kind": "new_rows",
+            "table": self.table,
+            "key": self.key,
+            "settle": "snapshot",
+            "where": self.where,
+        }
+
+
+@dataclass(frozen=True, init=False)
+class EachInterval:
+    """One batch for each interval between two ticks, in order: of `cron` in the schedule's zone, or of the schedule.
+
+    An interval `[since, until)` is due `settle` after it ended, once every transaction that was open when it ended
+    is over. `start`, `until`: the bounds of the first and last interval (a date means the start of the local day);
+    left out: from the first tick after the job was first seen, and without end. A row that a transaction stamps with
+    an earlier time than the one at which it first wrote, and after `settle`, is outside.
+    """
+
+    cron: str | None
+    settle: timedelta
+    start: datetime | date | None
+    until: datetime | date | None
+
+    def __init__(
+        self,
+        cron: str | None = None,
+        *,
+        settle: timedelta | str = timedelta(minutes=1),
+        start: datetime | date | str | None = None,
+        until: datetime | date | str | None = None,
+    ) -> None:
+        object.__setattr__(self, "cron", None if cron is None else Schedule(cron).cron)
+        object.__setattr__(self, "settle", as_duration(settle, "EachInterval: settle"))
+        object.__setattr__(self, "start", _as_bound(start, "start"))
+        object.__setattr__(self, "until", _as_bound(until, "until"))
+
+    def as_json(self) -> Mapping[str, object]:
+        return {
+            "kind": "each_interval",
+            "cron": self.cron,
+            "settle": show_duration(self.settle),
+            "start": None if self.start is None else self.start.isoformat(),
+            "until": None if self.until is None else self.until.isoformat(),
+        }
+
+
+Due = NewRows | EachInterval
+
+
+@dataclass(frozen=True)
+class Window:
+    """A half-open stretch of time `[since, until)`, in UTC."""
+
+    since: datetime
+    until: datetime
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """The intervals of one `EachInterval` job: `grid` says where they end, `start` and `until` where they stop."""
+
+    grid: Schedule
+    settle: timedelta
+    start: datetime | None
+    until: datetime | None
+
+    @staticmethod
+    def of(due: EachInterval, schedule: Schedule | None, where: str) -> Intervals:
+        """Raises `BadSpecError` where there is no grid to go by, or a bound does not lie on it."""
+        if schedule is None:
+            raise BadSpecError(f"{where}: EachInterval needs a schedule, whose zone its intervals are in")
+        grid = schedule if due.cron is None else Schedule(due.cron, schedule.timezone)
+        zone = ZoneInfo(schedule.timezone)
+        start, until = _in_zone(due.start, zone), _in_zone(due.until, zone)
+        for field, value in (("start", start), ("until", until)):
+            if value is not None and grid.latest(value) != value:
+                raise BadSpecError(
+                    f"{where}: EachInterval: {field}={value.isoformat()} is not the end of an interval; the next one is "
+                    f"{grid.next(value).isoformat()}"
+                )
+        if start is not None and until is not None and start >= until:
+            raise BadSpecError(
+                f"{where}: EachInterval: start={start.isoformat()} is not before until={until.isoformat()}"
+            )
+        return Intervals(grid, due.settle, start, until)
+
+    def first(self, first_seen_at: datetime) -> datetime:
+        """Where a job without a watermark begins."""
+        return self.start or self.grid.next(first_seen_at)
+
+    def after(self, since: datetime, bound: datetime) -> Window | None:
+        """The interval that begins at `since`, if it ends by `bound`."""
+        until = self.grid.next(since)
+        return None if until > self.end(bound) else Window(since, until)
+
+    def left(self, since: datetime, bound: datetime) -> int:
+        """How many intervals begin at `since` or later and end by `bound`."""
+        return self.grid.count(since, self.end(bound)) if since < self.end(bound) else 0
+
+    def end(self, bound: datetime) -> datetime:
+        return bound if self.until is None else min(bound, self.until)
+
+
+def _as_bound(value: datetime | date | str | None, field: str) -> datetime | date | None:
+    if isinstance(value, str):
+        try:
+            value = date.fromisoformat(value) if len(value) == len("2013-01-01") else datetime.fromisoformat(value)
+        except ValueError:
+            raise BadSpecError(
+                f"EachInterval: {field}={value!r} is no date; write '2013-01-01', or a time with its offset"
+            ) from None
+    if isinstance(value, datetime) and value.utcoffset() is None:
+        raise BadSpecError(f"EachInterval: {field}={value.isoformat()} has no zone; write a date, or add the offset")
+    return value
+
+
+def _in_zone(value: datetime | date | None, zone: ZoneInfo) -> datetime | None:
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        value = datetime.combine(value, time(), zone)
+    return value.astimezone(timezone.utc)

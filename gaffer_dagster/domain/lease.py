@@ -1,0 +1,48 @@
+"""The lease: who may write for a job, and until when nobody else may take over.
+
+The *fence* decides who may commit; the clock only decides who may take. `lease_id` is made for each acquisition and
+makes the pair unrepeatable even where a fail-over or a restored backup hands out the same number again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from gaffer_dagster.domain.watermark import Position
+
+LEASE = timedelta(seconds=60)
+RENEW_EVERY = LEASE / 3
+# Two machines whose clocks differ by more are not to be trusted with "due by now".
+LARGEST_SKEW = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What acquire and supersede answer."""
+
+    outcome: str
+    run_id: int | None
+    fence: int | None
+    granted_at: datetime
+    lease_until: datetime | None
+    deadline_at: datetime | None
+    position: Position | None
+    cluster: str | None
+    batches: int | None
+    first_seen_at: datetime | None
+    covered_until: datetime | None
+    wanted_at: datetime | None
+    holder: str | None
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The identity of a granted lease, as every statement of its run matches it."""
+
+    job: str
+    slot: int
+    run_id: int
+    fence: int
+    lease_id: UUID

@@ -1,0 +1,109 @@
+"""One run: how it can end, and the record that it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from gaffer_dagster.domain.watermark import Position
+
+
+class Outcome(str, Enum):
+    """How a run ended. The docstring of each group says what it does to the streak of failures."""
+
+    RUNNING = "running"
+    """Not ended."""
+
+    SUCCEEDED = "succeeded"
+    """Nothing due is left. Ends the streak; covers all ticks up to the database's time at its last look."""
+    PARTIAL = "partial"
+    """The same, but some rows failed. Ends the streak."""
+    CAPPED = "capped"
+    """Stopped at its bounds with a backlog left. Ends the streak; covers only what it did."""
+
+    BUSY = "busy"
+    """Another run holds the lease and will see that this one was wanted. Neutral."""
+    PAUSED = "paused"
+    """The job is paused. Neutral."""
+    LATE = "late"
+    """Woken too long after its tick. Neutral."""
+    INTERRUPTED = "interrupted"
+    """Told to stop. Neutral; what was committed stays."""
+
+    FAILED = "failed"
+    """An error. Counts, once for each tick."""
+    TIMED_OUT = "timed_out"
+    """A batch was cut at the run's deadline. Counts."""
+    LOST_LEASE = "lost_lease"
+    """Another run took over; nothing was committed after that. Counts."""
+    ABANDONED = "abandoned"
+    """Found dead by the run that took over. Counts."""
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def did_not_work(self) -> bool:
+        return self in (Outcome.BUSY, Outcome.PAUSED, Outcome.LATE)
+
+    @property
+    def is_failure(self) -> bool:
+        return self in (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.LOST_LEASE, Outcome.ABANDONED)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A row of `gaffer.job_runs`. `items` are rows or intervals; `backlog` is what was due and is left (counted up
+    to a million); `parked` are rows that were given up."""
+
+    id: int
+    job: str
+    slot: int
+    outcome: Outcome
+    trigger: str
+    tick: datetime | None
+    started_at: datetime
+    deadline_at: datetime | None
+    ended_at: datetime | None
+    fence: int | None
+    owner: str
+    batches: int
+    items: int
+    parked: int
+    watermark_from: Position | None
+    watermark_to: Position | None
+    ticks_covered: int | None
+    backlog: int | None
+    next_run_at: datetime | None
+    sqlstate: str | None
+    error: str | None
+    dagster_run_id: str | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outcome", Outcome(self.outcome))  # the database has it as text
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A row of `gaffer.job` with the live lease beside it."""
+
+    name: str
+    first_seen_at: datetime
+    paused_at: datetime | None
+    paused_until: datetime | None
+    paused_by: str | None
+    last_success_at: datetime | None
+    last_success_tick: datetime | None
+    consecutive_failures: int
+    next_due_at: datetime | None
+    fence: int
+    owner: str | None
+    lease_until: datetime | None
+    last_outcome: Outcome | None
+    backlog: int | None
+    watermark: Position | None
+
+    def __post_init__(self) -> None:
+        if self.last_outcome is not None:
+            object.__setattr__(self, "last_outcome", Outcome(self.last_outcome))

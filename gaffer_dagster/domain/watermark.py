@@ -1,0 +1,41 @@
+"""How far a job has got: a position that is stored as JSON and compared as a whole.
+
+A position is opaque to everything but the kind of due work that wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+Position = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class RowPosition:
+    """Behind the row with this key, written by the transaction with this number. Text, as Postgres writes it."""
+
+    xid: str
+    key: str
+
+    def as_json(self) -> Position:
+        return {"xid": self.xid, "key": self.key}
+
+    @staticmethod
+    def read(position: Position | None) -> RowPosition | None:
+        return None if position is None else RowPosition(position["xid"], position["key"])
+
+
+@dataclass(frozen=True)
+class TimePosition:
+    """Everything before `until` is done."""
+
+    until: datetime
+
+    def as_json(self) -> Position:
+        return {"until": self.until.astimezone(timezone.utc).isoformat()}
+
+    @staticmethod
+    def read(position: Position | None) -> TimePosition | None:
+        return None if position is None else TimePosition(datetime.fromisoformat(position["until"]))

@@ -1,0 +1,158 @@
+"""What the user's function is handed: the rows or the window that are due, and one guarded connection.
+
+Everything written through a batch commits with the job's watermark and the run's counters, or not at all. Whatever
+is written elsewhere (another connection, a file, a service) does not; pass `fence` and `key` or `key_for(row)` on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gaffer_dagster.domain.due import Window
+from gaffer_dagster.engine.log import Log
+from gaffer_dagster.engine.sources import Page, Source
+from gaffer_dagster.errors import BadInputError, BatchEndedError
+from gaffer_dagster.store import batches, db, payload, tables
+
+
+class Batch:
+    """One batch of due work.
+
+    `rows`: the due rows, as dicts (empty where the batch is a window of time). `number`: 1, 2, … within the run.
+    `fence`: only grows with each take-over; pass it to systems that can refuse an older one. `run_id`: the row of
+    `gaffer.job_runs`. `log`: a structured logger with the job's fields. `context`: Dagster's, or None.
+    """
+
+    def __init__(
+        self,
+        connection: db.Connection,
+        page: Page,
+        source: Source,
+        *,
+        number: int,
+        fence: int,
+        run_id: int,
+        check: Callable[[], None],
+        log: Log,
+        context: Any,
+    ) -> None:
+        self.rows = page.rows
+        self.number = number
+        self.fence = fence
+        self.run_id = run_id
+        self.log = log
+        self.context = context
+        self._page = page
+        self._source = source
+        self._connection = connection
+        self._check = check
+        self._open = True
+        self._error: BaseException | None = None
+        self._tables: dict[str, tables.Table] = {}
+
+    @property
+    def window(self) -> Window:
+        """The stretch of time `[since, until)` that is due. Only where the due work is time."""
+        if self._page.window is None:
+            raise BadInputError("this batch is of rows and has no window; use batch.rows")
+        return self._page.window
+
+    @property
+    def key(self) -> str:
+        """Names this batch, the same in every attempt. Only where the bounds of a batch repeat."""
+        if self._page.key is None:
+            raise BadInputError("the bounds of this batch need not repeat after a failure; use batch.key_for(row)")
+        return self._page.key
+
+    def key_for(self, row: Mapping[str, Any]) -> str:
+        """Names a row of `rows`, the same in every attempt: an idempotency key for what is outside the database."""
+        return self._source.key_for(dict(row))
+
+    def execute(self, query: Any, params: Sequence[Any] | Mapping[str, Any] | None = None) -> batches.BatchCursor:
+        """Runs one statement, as psycopg's `execute`. Transaction control is refused."""
+        return self.cursor().execute(query, params)
+
+    def executemany(self, query: Any, params: Iterable[Sequence[Any] | Mapping[str, Any]]) -> None:
+        """Runs one statement for each parameter set, as psycopg's `executemany`; `insert` and `copy` are faster."""
+        self.cursor().executemany(query, params)
+
+    def cursor(self, *, row_factory: Any = None) -> batches.BatchCursor:
+        """A psycopg cursor on the batch's connection, for several results or another `row_factory`."""
+        cursor = batches.BatchCursor(self._connection)
+        cursor.before, cursor.after = self._before, self._after
+        if row_factory is not None:
+            cursor.row_factory = row_factory
+        return cursor
+
+    def insert(self, table: str, rows: Iterable[Mapping[str, Any]]) -> int:
+        """Inserts dicts that all have the same keys, in one statement. Returns how many."""
+        given = list(rows)
+        if given:
+            target = self._table(table)
+            whole = payload.insert_by_arrays(target, given)
+            if whole is not None:
+                self.execute(*whole)
+            else:
+                self.executemany(*payload.insert_one_by_one(target, given))
+        return len(given)
+
+    def copy(self, table: str, rows: Iterable[Mapping[str, Any]]) -> int:
+        """The same as `insert` by COPY, which is faster from thousands of rows on. `rows` is read to its end first."""
+        given = list(rows)
+        if given:
+            statement, values = payload.copy(self._table(table), given)
+            self._before()
+            try:
+                batches.copy(self._connection, statement, values)
+            except BaseException as error:
+                self._after(error)
+                raise
+        return len(given)
+
+    @contextmanager
+    def savepoint(self) -> Generator[None]:
+        """A part that may fail: an error in it undoes this part only, and the batch can go on."""
+        self._before()
+        name = batches.set_savepoint(self._connection)
+        try:
+            yield
+        except Exception:
+            self._check()
+            if self._open and batches.roll_back_to(self._connection, name):
+                self._error = None
+            raise
+        else:
+            self._before()
+            batches.release(self._connection, name)
+
+    def _table(self, name: str) -> tables.Table:
+        if name not in self._tables:
+            self._before()
+            self._tables[name] = tables.find(self._connection, name)
+        return self._tables[name]
+
+    def _before(self) -> None:
+        """Raises where no further statement may be sent."""
+        if not self._open:
+            raise BatchEndedError(
+                f"batch {self.number} is over; use it only within the function or loop it was handed to"
+            )
+        self._check()
+        if self._error is not None:
+            raise BatchEndedError(
+                f"an earlier statement of this batch failed ({db.primary_message(self._error)}), so nothing of it will be "
+                "kept; let the error pass, and use batch.savepoint() for a part that may fail"
+            ) from self._error
+        if not db.in_transaction(self._connection):
+            raise BatchEndedError("the transaction of this batch was ended by its own code; leave that to gaffer")
+
+    def _after(self, error: BaseException) -> None:
+        if self._error is None and not db.in_transaction(self._connection):
+            self._error = error
+
+    def close(self) -> BaseException | None:
+        """The function has returned: nothing more may be sent. Gives the error that it may have swallowed."""
+        self._open = False
+        return self._error

@@ -1,0 +1,123 @@
+"""Keeps the lease while the work goes on, and stops the work when it must not go on.
+
+A thread with a connection of its own. It renews at a third of the lease; when the fence is gone, the deadline is past,
+or the process that started the run is no longer there, it says so in `stopped` and cancels whatever the run's own
+connection is doing, again and again until the run has noticed. It never decides that a batch may commit: only the
+database does.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from enum import Enum
+
+from gaffer_dagster.domain.lease import Lease
+from gaffer_dagster.engine.log import Log
+from gaffer_dagster.errors import DatabaseUnavailableError
+from gaffer_dagster.store import db, leases
+
+
+class Stop(str, Enum):
+    """Why the work must not go on."""
+
+    LOST = "lost"
+    DEADLINE = "deadline"
+    ORPHANED = "orphaned"
+
+
+_LOOK_EVERY = 0.5
+_CANCEL_EVERY = 0.2
+
+
+class Keeper(threading.Thread):
+    """`deadline` is a time of `time.monotonic()`; `parent` is the process whose end ends the run, if any."""
+
+    def __init__(
+        self,
+        connect: Callable[[], db.Connection],
+        lease: Lease,
+        duration: timedelta,
+        *,
+        deadline: float,
+        parent: int | None,
+        cancel: Callable[[], None],
+        log: Log,
+    ) -> None:
+        super().__init__(name=f"gaffer-keeper-{lease.job}", daemon=True)
+        self.stopped: Stop | None = None
+        self._connect = connect
+        self._lease: Lease | None = lease
+        self._duration = duration
+        self._every = duration.total_seconds() / 3
+        self._deadline = deadline
+        self._parent = parent
+        self._worker = threading.current_thread()
+        self._cancel = cancel
+        self._log = log
+        self._ended = threading.Event()
+        self._renewing = threading.Lock()
+        self._connection: db.Connection | None = None
+
+    def run(self) -> None:
+        renew_at = time.monotonic() + self._every
+        try:
+            while self._wait(min(_LOOK_EVERY, max(0.0, renew_at - time.monotonic()))):
+                stop = self._must_stop()
+                if stop is None and time.monotonic() >= renew_at:
+                    stop, renew_at = self._renew()
+                if stop is not None:
+                    self.stopped = stop
+                    self._insist()
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+
+    def hold_still(self) -> None:
+        """No renewal from here to `go_on`: the lease is about to change its id."""
+        with self._renewing:
+            self._lease = None
+
+    def go_on(self, lease: Lease) -> None:
+        with self._renewing:
+            self._lease = lease
+
+    def end(self) -> None:
+        """The work is over. Not waited for long: a renewal that hangs in the network must not hold up the end."""
+        self._ended.set()
+        self.join(timeout=0.5)
+
+    def _wait(self, seconds: float) -> bool:
+        return not self._ended.wait(seconds)
+
+    def _must_stop(self) -> Stop | None:
+        if not self._worker.is_alive() or (self._parent is not None and os.getppid() != self._parent):
+            return Stop.ORPHANED
+        return Stop.DEADLINE if time.monotonic() >= self._deadline else None
+
+    def _renew(self) -> tuple[Stop | None, float]:
+        with self._renewing:  # so that hold_still() waits for a renewal that is under way
+            if self._lease is None:
+                return None, time.monotonic() + 0.1
+            try:
+                if self._connection is None:
+                    self._connection = self._connect()
+                if leases.renew(self._connection, self._lease, self._duration):
+                    self._log.debug("renewed", fence=self._lease.fence)
+                    return None, time.monotonic() + self._every
+                return Stop.LOST, 0.0
+            except Exception as error:  # a lock timeout or a broken connection is no lost lease: the batch decides
+                if not (db.is_database_error(error) or isinstance(error, DatabaseUnavailableError)):
+                    raise
+                self._log.warning("not renewed", error=db.primary_message(error), sqlstate=db.sqlstate(error))
+                if self._connection is not None and db.lost_connection(error):
+                    self._connection.close()
+                    self._connection = None
+                return None, time.monotonic() + 1.0
+
+    def _insist(self) -> None:
+        while self._wait(_CANCEL_EVERY):
+            self._cancel()

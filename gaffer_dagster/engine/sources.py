@@ -1,0 +1,132 @@
+"""What is due, page by page, for each kind of due work.
+
+A source is asked to `look` once when the run begins (and again when a wake-up came meanwhile): that fixes the upper
+bound of the run, by the database. After that it gives one `Page` after another, read in the batch's own transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from typing_extensions import assert_never
+
+from gaffer_dagster.domain.due import EachInterval, NewRows, Window
+from gaffer_dagster.domain.spec import JobSpec
+from gaffer_dagster.domain.watermark import Position, RowPosition, TimePosition
+from gaffer_dagster.store import db, horizon, new_rows, prepare
+
+
+@dataclass(frozen=True)
+class Page:
+    """What one batch is about. `items` is what the run counts; `key` names the batch, where its bounds repeat."""
+
+    position: Position
+    items: int
+    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    window: Window | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Something will be due within this run, but not yet."""
+
+    at_least: timedelta
+    why: str
+
+
+class Source(Protocol):
+    cluster: str | None
+    """For positions in xids: the cluster that counts them."""
+
+    def look(self, connection: db.Connection, at: datetime, position: Position | None, cluster: str | None) -> None:
+        """Fixes what is due in this run: nothing that becomes due after `at`."""
+        ...
+
+    def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | None:
+        """What comes after `position`; None: nothing is due any more."""
+        ...
+
+    def backlog(self, connection: db.Connection, position: Position | None) -> int:
+        """What is due after `position`."""
+        ...
+
+    def key_for(self, row: dict[str, Any]) -> str:
+        """Names a row of a page, the same in every attempt."""
+        ...
+
+
+def source_of(spec: JobSpec, first_seen_at: datetime) -> Source:
+    due = spec.due
+    if isinstance(due, NewRows):
+        return _NewRowsSource(spec.name, due)
+    if isinstance(due, EachInterval):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return _IntervalSource(spec, first_seen_at)
+    assert_never(due)
+
+
+class _NewRowsSource:
+    cluster: str | None = None
+    _table: prepare.Source
+    _horizon: str
+
+    def __init__(self, job: str, due: NewRows) -> None:
+        self._job = job
+        self._due = due
+
+    def look(self, connection: db.Connection, at: datetime, position: Position | None, cluster: str | None) -> None:
+        self._table = prepare.source(connection, self._due.table, self._due.key)
+        self._horizon, self.cluster = new_rows.horizon(connection, self._job, RowPosition.read(position), cluster)
+
+    def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | None:
+        found = new_rows.page(
+            connection, self._table, self._due.where, RowPosition.read(position), self._horizon, limit
+        )
+        return None if found is None else Page(found.position.as_json(), len(found.rows), rows=found.rows)
+
+    def backlog(self, connection: db.Connection, position: Position | None) -> int:
+        return new_rows.backlog(connection, self._table, self._due.where, RowPosition.read(position), self._horizon)
+
+    def key_for(self, row: dict[str, Any]) -> str:
+        return f"{self._job}/{row[self._due.key]}"
+
+
+class _IntervalSource:
+    cluster: str | None = None
+    _bound: datetime
+    _mark: str
+
+    def __init__(self, spec: JobSpec, first_seen_at: datetime) -> None:
+        self._job = spec.name
+        self._intervals = spec.intervals
+        self._first = self._intervals.first(first_seen_at)
+        # A bound that is not settled within the run's time belongs to the next tick.
+        self._waits = self._intervals.settle < spec.limits.timeout
+
+    def look(self, connection: db.Connection, at: datetime, position: Position | None, cluster: str | None) -> None:
+        self._bound = at if self._waits else at - self._intervals.settle
+        self._mark = horizon.mark(connection)
+
+    def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | None:
+        window = self._intervals.after(self._since(position), self._bound)
+        if window is None:
+            return None
+        unsettled = window.until + self._intervals.settle - horizon.now(connection)
+        if unsettled > timedelta():
+            return Wait(unsettled, f"the interval that ended at {window.until.isoformat()} settles")
+        if not horizon.is_behind(connection, self._mark):
+            return Wait(timedelta(), "a transaction that was open when the interval ended is still open")
+        key = f"{self._job}/{window.since.isoformat()}/{window.until.isoformat()}"
+        return Page(TimePosition(window.until).as_json(), 1, window=window, key=key)
+
+    def backlog(self, connection: db.Connection, position: Position | None) -> int:
+        return self._intervals.left(self._since(position), self._bound)
+
+    def key_for(self, row: dict[str, Any]) -> str:
+        raise LookupError(f"the batches of job {self._job!r} have no rows of their own; use batch.key")
+
+    def _since(self, position: Position | None) -> datetime:
+        done = TimePosition.read(position)
+        return self._first if done is None else done.until

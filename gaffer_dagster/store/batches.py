@@ -1,0 +1,171 @@
+"""The transaction of one batch: marked and bounded at its begin, verified in the message that commits it.
+
+The user's statements go through `BatchCursor`, which sends one statement at a time (the server refuses two in one
+message of the extended protocol) and refuses, before it is sent, what would end the transaction or outlive it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, NoReturn
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import TupleRow, tuple_row
+from psycopg.types.json import Jsonb
+
+from gaffer_dagster.domain.lease import Lease
+from gaffer_dagster.domain.watermark import Position
+from gaffer_dagster.errors import BatchEndedError
+from gaffer_dagster.store import db
+
+
+def begin(connection: db.Connection, batch: UUID, timeout: timedelta) -> None:
+    connection.execute("begin; select gaffer.begin_batch(%s, %s)", [batch, timeout])
+
+
+def commit(
+    connection: db.Connection,
+    lease: Lease,
+    batch: UUID,
+    *,
+    since: Position | None,
+    until: Position,
+    cluster: str | None,
+    items: int,
+    duration: timedelta,
+) -> datetime:
+    """Verifies, advances, counts, renews and commits, in one message. Returns until when the lease now lasts.
+
+    Raises `LeaseLostError`, `DeadlinePassedError` or `BatchEndedError`: nothing was committed. Any other error of a
+    connection leaves it unknown whether the batch was committed.
+    """
+    with connection.cursor(row_factory=tuple_row) as cursor, db.refusals():
+        cursor.execute(
+            "select gaffer.commit_batch(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s); commit",
+            [
+                lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, batch,
+                None if since is None else Jsonb(since), Jsonb(until), cluster, items, duration,
+            ],
+        )  # fmt: skip
+        return db.committed(cursor)[0]
+
+
+class BatchCursor(psycopg.Cursor[TupleRow]):
+    """A psycopg cursor within a batch. `before` is asked before each statement and raises where none may follow;
+    `after` is told of each error."""
+
+    before: Callable[[], None]
+    after: Callable[[BaseException], None]
+
+    def execute(
+        self, query: Any, params: Any = None, *, prepare: bool | None = None, binary: bool | None = None
+    ) -> Any:
+        self._refuse_control(query)
+        self.before()
+        try:
+            return super().execute(query, params, prepare=prepare, binary=binary)
+        except BaseException as error:
+            self.after(error)
+            raise
+
+    def executemany(self, query: Any, params_seq: Any, *, returning: bool = False) -> None:
+        self._refuse_control(query)
+        self.before()
+        try:
+            super().executemany(query, params_seq, returning=returning)
+        except BaseException as error:
+            self.after(error)
+            raise
+
+    def copy(self, *_: Any, **__: Any) -> NoReturn:
+        raise BatchEndedError(
+            "a client that is stopped within COPY is reached by no timeout; use batch.copy(table, rows)"
+        )
+
+    def stream(self, *_: Any, **__: Any) -> NoReturn:
+        raise BatchEndedError(
+            "a client that is stopped while it streams is reached by no timeout; use execute() with a LIMIT"
+        )
+
+    def _execute_send(self, query: Any, *, force_extended: bool = True, binary: bool | None = None) -> None:
+        # Without parameters psycopg would choose the simple protocol, in which one message may carry a COMMIT too.
+        super()._execute_send(query, force_extended=True, binary=binary)
+
+    def _refuse_control(self, query: Any) -> None:
+        text = query.as_string(self.connection) if isinstance(query, sql.Composable) else query
+        refuse_control(text.decode() if isinstance(text, bytes) else text)
+
+
+_BLANK = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$))+")
+_CONTROL = re.compile(
+    r"(?:abort|begin|commit|end|prepare\s+transaction|release|rollback|savepoint|start\s+transaction"
+    r"|set\s+(?:session\s+characteristics|transaction))\b",
+    re.IGNORECASE,
+)
+_OUTLIVES = re.compile(
+    r"(?:deallocate|discard|listen|load|prepare|reset|unlisten|set\s+(?!local\b|constraints\b)|declare\b.*\bwith\s+hold)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def refuse_control(text: str) -> None:
+    """Raises `BatchEndedError` for a statement that would end the batch's transaction, or outlive it."""
+    rest = _skip_comments(text)
+    first = " ".join(rest.split()[:2])
+    if _CONTROL.match(rest):
+        raise BatchEndedError(
+            f"{first!r} was not sent: the batch's transaction is gaffer's to end; return to commit it, raise to roll it back, "
+            "and use batch.savepoint() for a part that may fail"
+        )
+    if _OUTLIVES.match(rest):
+        raise BatchEndedError(
+            f"{first!r} was not sent: it would outlive the batch, and leak through a pooler; use SET LOCAL, or do without"
+        )
+
+
+def _skip_comments(text: str) -> str:
+    """What is left of a statement once leading blanks, semicolons and (nested) comments are gone."""
+    while True:
+        blank = _BLANK.match(text)
+        if blank:
+            text = text[blank.end() :]
+        if not text.startswith("/*"):
+            return text
+        depth, at = 1, 2
+        while depth and at < len(text):
+            if text.startswith("/*", at):
+                depth, at = depth + 1, at + 2
+            elif text.startswith("*/", at):
+                depth, at = depth - 1, at + 2
+            else:
+                at += 1
+        text = text[at:]
+
+
+def copy(connection: db.Connection, statement: sql.Composed, rows: list[list[Any]]) -> None:
+    with connection.cursor() as cursor, cursor.copy(statement) as stream:
+        for row in rows:
+            stream.write_row(row)
+
+
+def set_savepoint(connection: db.Connection) -> sql.Identifier:
+    name = sql.Identifier(f"gaffer_{uuid4().hex}")
+    connection.execute(sql.SQL("savepoint {}").format(name))
+    return name
+
+
+def roll_back_to(connection: db.Connection, name: sql.Identifier) -> bool:
+    """False: the whole transaction is gone."""
+    try:
+        connection.execute(sql.SQL("rollback to {0}; release {0}").format(name))
+    except psycopg.Error:
+        return False
+    return True
+
+
+def release(connection: db.Connection, name: sql.Identifier) -> None:
+    connection.execute(sql.SQL("release {}").format(name))

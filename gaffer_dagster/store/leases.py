@@ -1,0 +1,66 @@
+"""`gaffer.job_lease`: who may write for a job.
+
+One row for each job and slot. The fence only grows, and with `lease_id` it names one acquisition for ever; whoever
+matches both, under a row lock, in the transaction that carries his writes, is the one writer.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from gaffer_dagster.domain.lease import Grant, Lease
+from gaffer_dagster.store import db
+
+# Bounds the wait for a row that a stopped client may hold; the server's own timeouts free it later.
+_PATIENCE = "10s"
+
+
+def acquire(
+    connection: db.Connection,
+    *,
+    job: str,
+    slot: int,
+    lease_id: UUID,
+    owner: str,
+    lease: timedelta,
+    timeout: timedelta,
+    trigger: str,
+    tick: datetime | None,
+    dagster_run_id: str | None,
+    spec_hash: str,
+    wait: timedelta,
+    despite_pause: bool,
+) -> Grant:
+    """Takes the lease, or says why not. The same call with the same `lease_id` gives the same answer."""
+    with connection.cursor(row_factory=class_row(Grant)) as cursor, db.refusals():
+        cursor.execute(
+            "begin; set local statement_timeout = '15s';"
+            " select * from gaffer.acquire(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s); commit",
+            [
+                job, slot, lease_id, owner, lease, timeout, trigger, tick, dagster_run_id, spec_hash, wait, despite_pause,
+            ],
+        )  # fmt: skip
+        return db.committed(cursor)
+
+
+def renew(connection: db.Connection, lease: Lease, duration: timedelta) -> bool:
+    """False: another run took over, nothing of this one can be committed any more."""
+    row = connection.execute(
+        "select gaffer.renew(%s, %s, %s, %s, %s)",
+        [lease.job, lease.slot, lease.fence, lease.lease_id, duration],
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def supersede(connection: db.Connection, lease: Lease, new_lease_id: UUID, duration: timedelta) -> Grant:
+    """Exchanges the fence for the next one, waiting for whatever still holds the row."""
+    with connection.cursor(row_factory=class_row(Grant)) as cursor, db.refusals():
+        cursor.execute(
+            f"begin; set local statement_timeout = '{_PATIENCE}';"
+            " select * from gaffer.supersede(%s, %s, %s, %s, %s, %s, %s); commit",
+            [lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, new_lease_id, duration],
+        )
+        return db.committed(cursor)

@@ -1,0 +1,165 @@
+"""Numbered `.sql` files in `migrations/`, each applied once, all pending ones in one transaction.
+
+A run only *verifies*; `gaffer migrate` (and the private Postgres for development) migrates. The lock is
+transaction-scoped, so that a migration that is killed leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import resources
+
+from psycopg import errors as pg
+from psycopg import sql
+from psycopg.rows import class_row
+
+from gaffer_dagster.errors import (
+    DatabaseUnavailableError,
+    MigrationEditedError,
+    SchemaAheadError,
+    SchemaBehindError,
+)
+from gaffer_dagster.store import db
+
+_LOCK = 0x6761666665720001  # "gaffer", 1
+
+
+@dataclass(frozen=True)
+class Migration:
+    number: int
+    name: str
+    checksum: str
+    text: str
+
+
+@dataclass(frozen=True)
+class _Applied:
+    number: int
+    name: str
+    checksum: str
+
+
+def migrations() -> list[Migration]:
+    """Every migration that this package carries, in order."""
+    found: list[Migration] = []
+    for entry in sorted(
+        resources.files("gaffer_dagster.store").joinpath("migrations").iterdir(), key=lambda entry: entry.name
+    ):
+        if entry.name.endswith(".sql"):
+            text = entry.read_text(encoding="utf-8")
+            number, _, name = entry.name.removesuffix(".sql").partition("_")
+            found.append(Migration(int(number), name, hashlib.sha256(text.encode()).hexdigest(), text))
+    return found
+
+
+def verify(connection: db.Connection) -> datetime:
+    """Checks that the tables are what this package needs; returns the database's time.
+
+    Raises `SchemaBehindError` or `SchemaAheadError`, each with its cure.
+    """
+    newest = migrations()[-1].number
+    try:
+        row = connection.execute("select (select max(number) from gaffer.migration), gaffer.clock()").fetchone()
+    except (pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedFunction):
+        row = None
+    except pg.InsufficientPrivilege:
+        raise DatabaseUnavailableError(
+            f'the role "{connection.info.user}" may not use the schema gaffer; grant it USAGE on the schema and EXECUTE '
+            "on its functions"
+        ) from None
+    if row is None or row[0] is None:
+        raise SchemaBehindError("the database has no tables of gaffer_dagster yet; run: gaffer migrate")
+    if row[0] < newest:
+        raise SchemaBehindError(
+            f"the tables of gaffer_dagster are at migration {row[0]}, this package needs {newest}; run: gaffer migrate"
+        )
+    if row[0] > newest:
+        raise SchemaAheadError(
+            f"the tables of gaffer_dagster are at migration {row[0]}, this package knows only {newest}; upgrade "
+            "gaffer_dagster where this process runs"
+        )
+    return row[1]
+
+
+def pending(connection: db.Connection) -> list[Migration]:
+    """What `migrate` would apply. Raises `MigrationEditedError` and `SchemaAheadError`."""
+    exists = connection.execute("select to_regclass('gaffer.migration') is not null").fetchone()
+    applied: list[_Applied] = []
+    if exists and exists[0]:
+        with connection.cursor(row_factory=class_row(_Applied)) as cursor:
+            applied = cursor.execute("select number, name, checksum from gaffer.migration order by number").fetchall()
+    known = {migration.number: migration for migration in migrations()}
+    for row in applied:
+        if row.number not in known:
+            raise SchemaAheadError(
+                f"the database has migration {row.number} ({row.name}), which this package does not know; upgrade "
+                "gaffer_dagster where this command runs"
+            )
+        if row.checksum != known[row.number].checksum:
+            raise MigrationEditedError(
+                f"migration {row.number} ({row.name}) was edited after it was applied; put its file back as it was "
+                "and write the change as a new migration"
+            )
+    done = {row.number for row in applied}
+    return [migration for migration in known.values() if migration.number not in done]
+
+
+def migrate(connection: db.Connection) -> list[Migration]:
+    """Applies what is pending, once, however many do it at the same time. Returns what was applied here."""
+    try:
+        with connection.transaction():
+            connection.execute("set local lock_timeout = '10s'")
+            connection.execute("select pg_catalog.pg_advisory_xact_lock(%s)", [_LOCK])
+            todo = pending(connection)
+            if todo:
+                connection.execute(_PREAMBLE)
+            for migration in todo:
+                connection.execute(sql.SQL(migration.text))  # pyright: ignore[reportArgumentType] — our own file
+                connection.execute(
+                    "insert into gaffer.migration (number, name, checksum, applied_at)"
+                    " values (%s, %s, %s, pg_catalog.clock_timestamp())",
+                    [migration.number, migration.name, migration.checksum],
+                )
+            if todo:
+                connection.execute(_NOTHING_FOR_PUBLIC)
+            return todo
+    except pg.LockNotAvailable:
+        raise DatabaseUnavailableError(
+            "another migration has been running for 10 s; wait for it and try again"
+        ) from None
+    except pg.InsufficientPrivilege as error:
+        raise DatabaseUnavailableError(
+            f'the role "{connection.info.user}" may not migrate: {db.primary_message(error)}; use a role that owns the '
+            "schema gaffer, or may create it"
+        ) from None
+
+
+def script() -> str:
+    """All migrations as one script, for a database administrator who applies them by hand."""
+    parts = ["begin;", _PREAMBLE.strip()]
+    for migration in migrations():
+        parts.append(f"-- migration {migration.number}: {migration.name}\n{migration.text.strip()}")
+        parts.append(
+            "insert into gaffer.migration (number, name, checksum, applied_at)"
+            f" values ({migration.number}, '{migration.name}', '{migration.checksum}', pg_catalog.clock_timestamp());"
+        )
+    return "\n\n".join([*parts, _NOTHING_FOR_PUBLIC.strip(), "commit;", ""])
+
+
+_PREAMBLE = """
+create schema if not exists gaffer;
+create table if not exists gaffer.migration (
+    number     integer primary key,
+    name       text not null,
+    checksum   text not null,
+    applied_at timestamptz not null
+);
+"""
+
+_NOTHING_FOR_PUBLIC = """
+revoke all on schema gaffer from public;
+revoke all on all tables in schema gaffer from public;
+revoke all on all functions in schema gaffer from public;
+"""

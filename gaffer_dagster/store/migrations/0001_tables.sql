@@ -1,0 +1,135 @@
+-- The tables of gaffer_dagster. Everything lives in the schema `gaffer`; nothing is put into `public`.
+--
+--   job            a job as last seen: its spec, whether it is paused, its last success, its failure streak
+--   job_spec       each spec that a job ever had
+--   job_lease      who may write for a job: one row for each slot, with the fence that decides at COMMIT
+--   job_watermark  how far the job has got; moves only in the transaction that also carries the batch's writes
+--   job_runs       one row for each attempt that reached the database
+--   migration      which of these files were applied
+--
+-- What always holds:
+--   * `job_lease.fence` only grows; with `lease_id` it names one acquisition for ever.
+--   * A batch's writes, the watermark and the counters on `job_runs` commit together, or not at all.
+--   * At most one run of a slot is `running`, and it is the one that the lease names.
+--   * A run ends once: `ended_at` is set exactly when `outcome` is no longer `running`.
+--
+-- Every time is the answer of gaffer.clock(); every function pins its search path; PUBLIC may do nothing.
+
+create function gaffer.clock() returns timestamptz
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as 'select pg_catalog.clock_timestamp()';
+
+comment on function gaffer.clock() is
+    'The one clock of all SQL here. A test database may replace its body; nothing else may.';
+
+create table gaffer.job (
+    name                 text primary key check (name ~ '^[a-z0-9][a-z0-9_./-]{0,127}$'),
+    spec                 jsonb not null,
+    spec_hash            text not null,
+    first_seen_at        timestamptz not null,
+    paused_at            timestamptz,
+    paused_until         timestamptz,
+    paused_by            text,
+    pause_reason         text,
+    covered_until        timestamptz,      -- every tick up to here was covered by a run that left nothing due
+    last_success_at      timestamptz,
+    last_success_tick    timestamptz,
+    consecutive_failures integer not null default 0 check (consecutive_failures >= 0),
+    failed_tick          timestamptz,      -- the tick that the streak counted last: a tick counts once
+    next_due_at          timestamptz,
+    wanted_at            timestamptz,      -- the last wake-up that met a holder
+    check (paused_at is not null or (paused_until is null and paused_by is null and pause_reason is null))
+);
+
+create table gaffer.job_spec (
+    job           text not null references gaffer.job (name) on update cascade,
+    spec_hash     text not null,
+    spec          jsonb not null,
+    first_seen_at timestamptz not null,
+    primary key (job, spec_hash)
+);
+
+-- No index but the key, and none may be added on a column that a renewal changes: updates stay in place (HOT).
+create table gaffer.job_lease (
+    job         text not null references gaffer.job (name) on update cascade,
+    slot        integer not null check (slot >= 0),
+    fence       bigint not null default 0 check (fence >= 0),
+    lease_id    uuid,                        -- made by the client for each acquisition; null when free
+    owner       text,                        -- for people; never compared
+    lease_until timestamptz not null default 'epoch',
+    primary key (job, slot)
+);
+
+create table gaffer.job_watermark (
+    job        text primary key references gaffer.job (name) on update cascade,
+    position   jsonb,                        -- null: at the beginning
+    cluster    text,                         -- for positions in xids: the system identifier of their cluster
+    updated_at timestamptz not null
+);
+
+create table gaffer.job_runs (
+    id             bigint generated always as identity primary key,
+    job            text not null references gaffer.job (name) on update cascade,
+    slot           integer not null,
+    fence          bigint,                   -- null where no lease was granted (busy, paused)
+    lease_id       uuid unique,
+    owner          text not null,
+    dagster_run_id text,
+    trigger        text not null check (trigger in ('schedule', 'manual', 'command')),
+    tick           timestamptz,              -- the newest tick of the schedule when the run began
+    spec_hash      text not null,
+    cluster        text,
+    timeline       integer,
+    started_at     timestamptz not null,
+    deadline_at    timestamptz,
+    ended_at       timestamptz,
+    outcome        text not null check (outcome in (
+                       'running', 'succeeded', 'partial', 'capped', 'busy', 'paused', 'late', 'interrupted',
+                       'failed', 'timed_out', 'lost_lease', 'abandoned')),
+    batches        integer not null default 0,
+    items          bigint not null default 0,
+    parked         bigint not null default 0,
+    watermark_from jsonb,
+    watermark_to   jsonb,
+    ticks_covered  integer,
+    backlog        bigint,                   -- what was due and is left
+    next_run_at    timestamptz,
+    sqlstate       text,
+    error          text,
+    check ((outcome = 'running') = (ended_at is null)),
+    check (outcome in ('busy', 'paused', 'late') or (fence is not null and lease_id is not null))
+);
+
+create index job_runs_history on gaffer.job_runs (job, started_at desc);
+create unique index job_runs_running on gaffer.job_runs (job, slot) where outcome = 'running';
+
+-- A fence must never be handed out twice, so a lease row is for ever.
+create function gaffer.refuse_lease_removal() returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception 'a row of gaffer.job_lease is never removed: its fence must not be handed out twice';
+end $$;
+
+create trigger keep_lease before delete on gaffer.job_lease
+    for each row execute function gaffer.refuse_lease_removal();
+create trigger keep_leases before truncate on gaffer.job_lease
+    for each statement execute function gaffer.refuse_lease_removal();
+
+-- A fence only grows, and a new holder always gets a larger one.
+create function gaffer.refuse_smaller_fence() returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if new.fence < old.fence
+       or (new.fence = old.fence and new.lease_id is not null and new.lease_id is distinct from old.lease_id) then
+        raise exception 'the fence of job "%" only grows: % cannot follow %', old.job, new.fence, old.fence;
+    end if;
+    return new;
+end $$;
+
+create trigger grow_fence before update of fence, lease_id on gaffer.job_lease
+    for each row execute function gaffer.refuse_smaller_fence();

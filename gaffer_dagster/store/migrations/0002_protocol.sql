@@ -1,0 +1,406 @@
+-- The line of one run as functions, callable from any language:
+--
+--     register ─► acquire ─► ( begin_batch … the user's writes … commit_batch )* ─► end_run
+--                    │                         renew, meanwhile                       │
+--                    └ busy: wanted_at is set                 look again if wanted_at moved
+--     supersede: after a COMMIT whose answer was lost
+--
+-- Refusals (SQLSTATE):
+--   GF001  the fence is no longer current
+--   GF003  the run is past its deadline
+--   GF004  the transaction of this batch was ended by its own code
+--   GF005  the watermark is not where this batch found it
+--   GF006  no such job, or no such run
+--
+-- Lock order, everywhere: the user's rows, then job_lease, then job, then job_watermark and job_runs.
+
+create type gaffer.lease_grant as (
+    outcome       text,           -- granted, busy, paused
+    run_id        bigint,
+    fence         bigint,
+    granted_at    timestamptz,
+    lease_until   timestamptz,
+    deadline_at   timestamptz,
+    position      jsonb,          -- the watermark, and the cluster that it counts in
+    cluster       text,
+    batches       integer,        -- committed by this run so far
+    first_seen_at timestamptz,
+    covered_until timestamptz,
+    wanted_at     timestamptz,
+    holder        text            -- busy: who has it
+);
+
+create type gaffer.run_ending as (
+    result               text,    -- ended, wanted (look again), lost_lease
+    wanted_at            timestamptz
+);
+
+-- With `off` or `local` a crash or fail-over loses acknowledged commits; never lowered.
+create function gaffer.raise_durability() returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if current_setting('synchronous_commit') in ('off', 'local') then
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
+end $$;
+
+create function gaffer.count_failure(p_job text, p_tick timestamptz) returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+    update gaffer.job
+       set consecutive_failures = consecutive_failures + 1, failed_tick = p_tick
+     where name = p_job and (p_tick is null or failed_tick is distinct from p_tick)
+$$;
+
+create function gaffer.cluster() returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as 'select system_identifier::text from pg_catalog.pg_control_system()';
+
+-- Makes the job known as it is now. Writes nothing when nothing changed.
+create function gaffer.register(
+    p_job text, p_spec jsonb, p_spec_hash text, p_slots integer, p_next_due_at timestamptz
+) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now timestamptz := gaffer.clock();
+begin
+    insert into gaffer.job (name, spec, spec_hash, first_seen_at, next_due_at)
+    values (p_job, p_spec, p_spec_hash, v_now, p_next_due_at)
+    on conflict (name) do nothing;
+    update gaffer.job set spec = p_spec, spec_hash = p_spec_hash, next_due_at = p_next_due_at
+     where name = p_job and spec_hash <> p_spec_hash;
+    insert into gaffer.job_spec (job, spec_hash, spec, first_seen_at)
+    values (p_job, p_spec_hash, p_spec, v_now)
+    on conflict do nothing;
+    insert into gaffer.job_lease (job, slot)
+    select p_job, slot from generate_series(0, p_slots - 1) as slot
+    on conflict do nothing;
+    insert into gaffer.job_watermark (job, updated_at) values (p_job, v_now)
+    on conflict do nothing;
+end $$;
+
+-- Takes the lease if it is free. `p_lease_id` is made by the caller, one for each run: the same call again (its
+-- answer was lost) returns the same grant. With `p_wait` 0 a taken lease is `busy` at once and the wish is noted
+-- in `wanted_at`; the caller then asks once more with a wait, since the holder may just be ending.
+create function gaffer.acquire(
+    p_job text, p_slot integer, p_lease_id uuid, p_owner text, p_ttl interval, p_timeout interval,
+    p_trigger text, p_tick timestamptz, p_dagster_run_id text, p_spec_hash text,
+    p_wait interval, p_despite_pause boolean
+) returns gaffer.lease_grant
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    -- A lease that lies further ahead than any may be granted was written by a clock that ran ahead.
+    c_longest constant interval := '10 minutes';
+    v_lease gaffer.job_lease;
+    v_job gaffer.job;
+    v_dead gaffer.job_runs;
+    v_run gaffer.job_runs;
+    v_granted boolean := false;
+    v_grant gaffer.lease_grant;
+begin
+    if p_ttl not between interval '1 second' and c_longest then
+        raise exception 'the lease of job "%" cannot last %: between 1 second and % is allowed', p_job, p_ttl, c_longest;
+    end if;
+    perform gaffer.raise_durability();
+    perform set_config('lock_timeout',
+                       ceil(extract(epoch from greatest(p_wait, interval '1 second')) * 1000)::text, true);
+    -- Lock first, then look at the clock: a lease granted after a wait could otherwise be born expired.
+    if p_wait > interval '0' then
+        begin
+            select * into v_lease from gaffer.job_lease where job = p_job and slot = p_slot for no key update;
+        exception when lock_not_available then
+            v_lease := null;
+        end;
+    else
+        select * into v_lease from gaffer.job_lease where job = p_job and slot = p_slot
+           for no key update skip locked;
+    end if;
+
+    select * into v_job from gaffer.job where name = p_job;
+    if not found then
+        raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
+    end if;
+
+    if v_job.paused_at is not null and not p_despite_pause
+       and (v_job.paused_until is null or v_job.paused_until > gaffer.clock()) then
+        v_grant.outcome := 'paused';
+    elsif v_lease.job is not null then
+        update gaffer.job_lease
+           set fence = case when lease_id = p_lease_id then fence else fence + 1 end,
+               lease_id = p_lease_id, owner = p_owner, lease_until = gaffer.clock() + p_ttl
+         where job = p_job and slot = p_slot
+           and (lease_until <= gaffer.clock() or lease_until > gaffer.clock() + c_longest
+                or lease_id = p_lease_id)
+        returning * into v_lease;
+        v_granted := found;
+    end if;
+
+    if not v_granted then
+        v_grant.outcome := coalesce(v_grant.outcome, 'busy');
+        v_grant.granted_at := gaffer.clock();
+        select owner into v_grant.holder from gaffer.job_lease where job = p_job and slot = p_slot;
+        if v_grant.outcome = 'busy' and p_wait = interval '0' then
+            update gaffer.job
+               set wanted_at = greatest(gaffer.clock(), wanted_at + interval '1 microsecond')
+             where name = p_job;
+        else
+            insert into gaffer.job_runs (job, slot, owner, dagster_run_id, trigger, tick, spec_hash, started_at,
+                                         ended_at, outcome)
+            values (p_job, p_slot, p_owner, p_dagster_run_id, p_trigger, p_tick, p_spec_hash, v_grant.granted_at,
+                    v_grant.granted_at, v_grant.outcome)
+            returning id into v_grant.run_id;
+        end if;
+        return v_grant;
+    end if;
+
+    for v_dead in
+        update gaffer.job_runs
+           set outcome = 'abandoned', ended_at = gaffer.clock(),
+               error = format('found dead by the run of fence %s', v_lease.fence)
+         where job = p_job and slot = p_slot and outcome = 'running' and lease_id <> p_lease_id
+        returning *
+    loop
+        perform gaffer.count_failure(p_job, v_dead.tick);
+    end loop;
+
+    v_grant.outcome := 'granted';
+    v_grant.fence := v_lease.fence;
+    v_grant.lease_until := v_lease.lease_until;
+    v_grant.granted_at := v_lease.lease_until - p_ttl;
+    select position, cluster into v_grant.position, v_grant.cluster from gaffer.job_watermark where job = p_job;
+    select first_seen_at, covered_until, wanted_at
+      into v_grant.first_seen_at, v_grant.covered_until, v_grant.wanted_at
+      from gaffer.job where name = p_job;
+
+    select * into v_run from gaffer.job_runs where lease_id = p_lease_id;
+    if not found then
+        insert into gaffer.job_runs (job, slot, fence, lease_id, owner, dagster_run_id, trigger, tick, spec_hash,
+                                     cluster, timeline, started_at, deadline_at, outcome, watermark_from,
+                                     watermark_to)
+        values (p_job, p_slot, v_lease.fence, p_lease_id, p_owner, p_dagster_run_id, p_trigger, p_tick, p_spec_hash,
+                gaffer.cluster(), (select timeline_id from pg_catalog.pg_control_checkpoint()),
+                v_grant.granted_at, v_grant.granted_at + p_timeout, 'running', v_grant.position, v_grant.position)
+        returning * into v_run;
+    end if;
+    v_grant.run_id := v_run.id;
+    v_grant.deadline_at := v_run.deadline_at;
+    v_grant.batches := v_run.batches;
+    return v_grant;
+end $$;
+
+-- Extends the lease. False: it is lost, stop at once.
+create function gaffer.renew(p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_ttl interval)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform set_config('lock_timeout', '2s', true);
+    perform 1 from gaffer.job_lease
+      where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id for no key update;
+    update gaffer.job_lease set lease_until = gaffer.clock() + p_ttl
+     where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id;
+    return found;
+end $$;
+
+-- Sets what bounds a batch's transaction, for this transaction only, and marks it, so that commit_batch can tell
+-- whether the batch's own code ended it.
+create function gaffer.begin_batch(p_batch uuid, p_batch_timeout interval) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_ms text := ceil(extract(epoch from p_batch_timeout) * 1000)::text;
+begin
+    perform gaffer.raise_durability();
+    perform set_config('gaffer.batch', p_batch::text, true),
+            set_config('statement_timeout', v_ms, true),
+            set_config('lock_timeout', v_ms, true),
+            set_config('idle_in_transaction_session_timeout', v_ms, true);
+    if current_setting('server_version_num')::integer >= 170000 then
+        perform set_config('transaction_timeout', v_ms, true);
+    end if;
+end $$;
+
+-- The last statement of a batch, sent in one message with COMMIT: no pause of the client fits between the two, and
+-- a refusal here makes the server skip the COMMIT.
+create function gaffer.commit_batch(
+    p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_run_id bigint, p_batch uuid,
+    p_from jsonb, p_to jsonb, p_cluster text, p_items bigint, p_ttl interval
+) returns timestamptz
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_until timestamptz;
+    v_deadline timestamptz;
+    v_now timestamptz;
+begin
+    if current_setting('gaffer.batch', true) is distinct from p_batch::text then
+        raise exception 'the transaction of this batch of job "%" was ended by its own code', p_job
+            using errcode = 'GF004';
+    end if;
+    perform 1 from gaffer.job_lease
+      where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id for no key update;
+    if not found then
+        raise exception 'fence % of job "%" is no longer current: another run took over', p_fence, p_job
+            using errcode = 'GF001';
+    end if;
+    v_now := gaffer.clock();
+    update gaffer.job_lease set lease_until = v_now + p_ttl
+     where job = p_job and slot = p_slot
+    returning lease_until into v_until;
+    update gaffer.job_watermark set position = p_to, cluster = p_cluster, updated_at = v_now
+     where job = p_job and position is not distinct from p_from;
+    if not found then
+        raise exception 'the watermark of job "%" is not where this batch found it', p_job using errcode = 'GF005';
+    end if;
+    update gaffer.job_runs set batches = batches + 1, items = items + p_items, watermark_to = p_to
+     where id = p_run_id and lease_id = p_lease_id and outcome = 'running'
+    returning deadline_at into v_deadline;
+    if not found then
+        raise exception 'run % of job "%" is not running under this lease', p_run_id, p_job using errcode = 'GF001';
+    end if;
+    if v_now > v_deadline then
+        raise exception 'run % of job "%" is past its deadline of %', p_run_id, p_job, v_deadline
+            using errcode = 'GF003';
+    end if;
+    return v_until;
+end $$;
+
+-- After a COMMIT whose answer was lost: takes the next fence under a new lease id, which waits for whatever still
+-- holds the lease row. From then on the old transaction is either committed and counted in `batches`, or can never
+-- commit. The same call again returns the same grant.
+create function gaffer.supersede(
+    p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_run_id bigint, p_new_lease_id uuid, p_ttl interval
+) returns gaffer.lease_grant
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_lease gaffer.job_lease;
+    v_run gaffer.job_runs;
+    v_grant gaffer.lease_grant;
+begin
+    perform gaffer.raise_durability();
+    select * into v_lease from gaffer.job_lease where job = p_job and slot = p_slot for no key update;
+    if v_lease.lease_id = p_new_lease_id and v_lease.fence = p_fence + 1 then
+        null;   -- done by an earlier call
+    elsif v_lease.fence = p_fence and v_lease.lease_id = p_lease_id then
+        update gaffer.job_lease
+           set fence = fence + 1, lease_id = p_new_lease_id, lease_until = gaffer.clock() + p_ttl
+         where job = p_job and slot = p_slot
+        returning * into v_lease;
+        update gaffer.job_runs set fence = v_lease.fence, lease_id = p_new_lease_id
+         where id = p_run_id and lease_id = p_lease_id and outcome = 'running';
+    else
+        raise exception 'fence % of job "%" is no longer current: another run took over', p_fence, p_job
+            using errcode = 'GF001';
+    end if;
+    select * into v_run from gaffer.job_runs
+     where id = p_run_id and lease_id = p_new_lease_id and outcome = 'running';
+    if not found then
+        raise exception 'run % of job "%" is not running under this lease', p_run_id, p_job using errcode = 'GF001';
+    end if;
+    v_grant.outcome := 'granted';
+    v_grant.run_id := v_run.id;
+    v_grant.fence := v_lease.fence;
+    v_grant.lease_until := v_lease.lease_until;
+    v_grant.granted_at := gaffer.clock();
+    v_grant.deadline_at := v_run.deadline_at;
+    v_grant.batches := v_run.batches;
+    select position, cluster into v_grant.position, v_grant.cluster from gaffer.job_watermark where job = p_job;
+    return v_grant;
+end $$;
+
+-- Ends the run, counts it on the job and frees the lease, if the fence is current. A run that would end `succeeded`
+-- or `partial` is told to look again (`wanted`) when a wake-up came since `p_wanted_at` was read: that wake-up went
+-- away because of us. Repeating the call is safe.
+create function gaffer.end_run(
+    p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_run_id bigint, p_outcome text,
+    p_wanted_at timestamptz, p_covered_until timestamptz, p_success_tick timestamptz, p_ticks_covered integer,
+    p_backlog bigint, p_next_run_at timestamptz, p_next_due_at timestamptz, p_sqlstate text, p_error text
+) returns gaffer.run_ending
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now timestamptz;
+    v_run gaffer.job_runs;
+    v_job gaffer.job;
+    v_ending gaffer.run_ending;
+    v_done boolean := p_outcome in ('succeeded', 'partial');
+begin
+    perform gaffer.raise_durability();
+    perform 1 from gaffer.job_lease
+      where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id for no key update;
+    if not found then
+        select * into v_run from gaffer.job_runs where id = p_run_id and lease_id = p_lease_id for update;
+        if not found then
+            raise exception 'run % of job "%" is not under this lease', p_run_id, p_job using errcode = 'GF006';
+        end if;
+        if v_run.outcome = 'abandoned' then
+            update gaffer.job_runs
+               set outcome = 'lost_lease', sqlstate = p_sqlstate, error = coalesce(p_error, error)
+             where id = p_run_id;
+        end if;
+        v_ending.result := case when v_run.outcome in ('abandoned', 'lost_lease') then 'lost_lease' else 'ended' end;
+        return v_ending;
+    end if;
+
+    select * into v_job from gaffer.job where name = p_job for no key update;
+    if v_done and v_job.wanted_at is distinct from p_wanted_at then
+        v_ending.result := 'wanted';
+        v_ending.wanted_at := v_job.wanted_at;
+        return v_ending;
+    end if;
+
+    v_now := gaffer.clock();
+    update gaffer.job_runs
+       set outcome = p_outcome, ended_at = v_now, ticks_covered = p_ticks_covered, backlog = p_backlog,
+           next_run_at = p_next_run_at, sqlstate = p_sqlstate, error = p_error
+     where id = p_run_id and lease_id = p_lease_id and outcome = 'running'
+    returning * into v_run;
+    if not found then
+        raise exception 'run % of job "%" is not running under this lease', p_run_id, p_job using errcode = 'GF006';
+    end if;
+    if p_outcome in ('succeeded', 'partial', 'capped') then
+        update gaffer.job
+           set consecutive_failures = 0, failed_tick = null,
+               last_success_at = case when v_done then v_now else last_success_at end,
+               last_success_tick = case when v_done then p_success_tick else last_success_tick end,
+               covered_until = case when v_done then p_covered_until else covered_until end,
+               next_due_at = case when v_done then p_next_due_at else next_due_at end
+         where name = p_job;
+    elsif p_outcome <> 'interrupted' then
+        perform gaffer.count_failure(p_job, v_run.tick);
+    end if;
+    -- Late renewals and commits of this run find nothing: the id is gone, the fence stays.
+    update gaffer.job_lease set lease_id = null, lease_until = 'epoch'
+     where job = p_job and slot = p_slot;
+    v_ending.result := 'ended';
+    return v_ending;
+end $$;
+
+-- Keeps the column that `NewRows` reads in the order of: the number of the transaction that wrote the row. Whatever
+-- is given is overwritten, also by COPY and replication (the trigger is ENABLE ALWAYS).
+create function gaffer.stamp_xid() returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if tg_op = 'INSERT' or tg_argv[0] = 'changed' then
+        new.gaffer_xid := pg_catalog.pg_current_xact_id();
+    else
+        new.gaffer_xid := old.gaffer_xid;
+    end if;
+    return new;
+end $$;

@@ -1,0 +1,170 @@
+"""What a table needs so that `NewRows` can read it in commit order without losing a row.
+
+A column of type `xid8` that says which transaction wrote the row, kept by a trigger that nothing skips, and an index
+to read in that order. Adding the column to a filled table rewrites nothing: all rows that are there get one number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from gaffer_dagster.errors import NotPreparedError
+from gaffer_dagster.store import db, tables
+
+XID_COLUMN = "gaffer_xid"
+_TRIGGER = "gaffer_stamp_xid"
+# Keys that Postgres writes as text and reads back as the same value whatever the session's settings are.
+_KEY_TYPES = ("smallint", "integer", "bigint", "uuid", "text", "numeric", "character varying")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A prepared table, as `NewRows` reads it. `mode`: `new` rows, or new and `changed` ones."""
+
+    table: tables.Table
+    key: str
+    key_type: sql.SQL
+    mode: str
+
+
+@dataclass(frozen=True)
+class _State:
+    column: bool
+    trigger: str | None
+    index: bool
+    broken_index: str | None
+
+
+def source(connection: db.Connection, table_name: str, key: str) -> Source:
+    """Raises `NotPreparedError`, or `BadInputError` for a table or key that cannot serve."""
+    table, key_type = _checked(connection, table_name, key)
+    state = _state(connection, table, key)
+    missing = [
+        what
+        for what, there in (
+            (f"the column {XID_COLUMN}", state.column),
+            ("the trigger that keeps it", state.trigger is not None),
+            (f"an index on ({XID_COLUMN}, {key})", state.index),
+        )
+        if not there
+    ]
+    if missing:
+        raise NotPreparedError(
+            f"table {table} lacks {', '.join(missing)}; run: gaffer prepare {table_name} --key {key} --apply"
+        )
+    return Source(table, key, key_type, state.trigger or "new")
+
+
+def statements(connection: db.Connection, table_name: str, key: str, *, changed: bool | None) -> list[str]:
+    """The SQL that the table still lacks, in order. `changed`: also rows that are updated; None: as it is now."""
+    table, _ = _checked(connection, table_name, key)
+    state = _state(connection, table, key)
+    mode = "changed" if changed else "new" if changed is False else state.trigger or "new"
+    name, column, trigger = table.identifier, sql.Identifier(XID_COLUMN), sql.Identifier(_TRIGGER)
+    todo: list[sql.Composable] = []
+    if not state.column:
+        todo.append(
+            sql.SQL("alter table {} add column {} xid8 not null default pg_catalog.pg_current_xact_id()").format(
+                name, column
+            )
+        )
+    if state.trigger != mode:
+        events = sql.SQL("insert or update") if mode == "changed" else sql.SQL("insert or update of {}").format(column)
+        todo += [
+            sql.SQL("drop trigger if exists {} on {}").format(trigger, name),
+            sql.SQL("create trigger {} before {} on {} for each row execute function gaffer.stamp_xid({})").format(
+                trigger, events, name, sql.Literal(mode)
+            ),
+            sql.SQL("alter table {} enable always trigger {}").format(name, trigger),
+        ]
+    if state.broken_index is not None:
+        todo.append(sql.SQL("drop index {}").format(sql.Identifier(table.schema, state.broken_index)))
+    if not state.index:
+        partitioned = connection.execute(
+            "select relkind = 'p' from pg_catalog.pg_class where oid = %s", [table.oid]
+        ).fetchone()
+        concurrently = sql.SQL("") if partitioned and partitioned[0] else sql.SQL("concurrently ")
+        todo.append(
+            sql.SQL("create index {}{} on {} ({}, {})").format(
+                concurrently, sql.Identifier(_index_name(table)), name, column, sql.Identifier(key)
+            )
+        )
+    return [statement.as_string(connection) for statement in todo]
+
+
+def apply(connection: db.Connection, todo: list[str]) -> None:
+    """Runs `statements`: column and trigger in one transaction, the index without blocking writers."""
+    together = [text for text in todo if " index " not in f" {text.split('(')[0]} "]
+    with connection.transaction():
+        connection.execute("set local lock_timeout = '5s'")
+        for text in together:
+            connection.execute(sql.SQL(text))  # pyright: ignore[reportArgumentType] — composed by `statements`
+    for text in todo:
+        if text not in together:
+            connection.execute(sql.SQL(text))  # pyright: ignore[reportArgumentType]
+
+
+def _checked(connection: db.Connection, table_name: str, key: str) -> tuple[tables.Table, sql.SQL]:
+    table = tables.find(connection, table_name)
+    column = table.column(key)
+    type_name = column.type.split("(")[0]
+    if type_name not in _KEY_TYPES:
+        raise NotPreparedError(
+            f"key {key!r} of table {table} is of type {column.type}; use one of {', '.join(_KEY_TYPES)}"
+        )
+    unique = connection.execute(
+        """
+        select exists (select 1 from pg_catalog.pg_index i
+                        where i.indrelid = %s and i.indisunique and i.indisvalid and i.indpred is null
+                          and i.indnkeyatts = 1
+                          and i.indkey[0] = (select attnum from pg_catalog.pg_attribute
+                                              where attrelid = i.indrelid and attname = %s))
+        """,
+        [table.oid, key],
+    ).fetchone()
+    if not (unique and unique[0]) or not column.not_null:
+        raise NotPreparedError(
+            f"key {key!r} of table {table} must be unique and never null, or rows would be lost between two batches; "
+            f"use its primary key, or add: unique ({key}), not null"
+        )
+    return table, sql.SQL(next(name for name in _KEY_TYPES if name == type_name))
+
+
+def _state(connection: db.Connection, table: tables.Table, key: str) -> _State:
+    column = table.columns.get(XID_COLUMN)
+    if column is not None and column.type != "xid8":
+        raise NotPreparedError(f"column {XID_COLUMN} of table {table} is {column.type}, not xid8; drop or rename it")
+    trigger = connection.execute(
+        """
+        select pg_catalog.encode(t.tgargs, 'escape')
+          from pg_catalog.pg_trigger t
+          join pg_catalog.pg_proc p on p.oid = t.tgfoid
+          join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+         where t.tgrelid = %s and t.tgname = %s and t.tgenabled = 'A'
+           and n.nspname = 'gaffer' and p.proname = 'stamp_xid'
+        """,
+        [table.oid, _TRIGGER],
+    ).fetchone()
+    index = connection.execute(
+        """
+        select i.indisvalid, c.relname
+          from pg_catalog.pg_index i join pg_catalog.pg_class c on c.oid = i.indexrelid
+         where i.indrelid = %s and i.indpred is null and i.indnkeyatts >= 2
+           and (select attname from pg_catalog.pg_attribute where attrelid = i.indrelid and attnum = i.indkey[0]) = %s
+           and (select attname from pg_catalog.pg_attribute where attrelid = i.indrelid and attnum = i.indkey[1]) = %s
+         order by i.indisvalid desc
+        """,
+        [table.oid, XID_COLUMN, key],
+    ).fetchone()
+    return _State(
+        column=column is not None and column.not_null,
+        trigger=None if trigger is None else trigger[0].split("\\000")[0],
+        index=index is not None and index[0],
+        broken_index=index[1] if index is not None and not index[0] and index[1] == _index_name(table) else None,
+    )
+
+
+def _index_name(table: tables.Table) -> str:
+    return f"{table.name[:50]}_{XID_COLUMN}"

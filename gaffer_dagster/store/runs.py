@@ -1,0 +1,73 @@
+"""`gaffer.job_runs`: one row for each attempt that reached the database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg.rows import class_row
+from typing_extensions import LiteralString
+
+from gaffer_dagster.domain.lease import Lease
+from gaffer_dagster.domain.run import Outcome, RunRecord
+from gaffer_dagster.store import db
+
+
+@dataclass(frozen=True)
+class Ending:
+    """`result`: ended; wanted (a wake-up came since `wanted_at` was read: look again); lost_lease."""
+
+    result: str
+    wanted_at: datetime | None
+
+
+def end(
+    connection: db.Connection,
+    lease: Lease,
+    outcome: Outcome,
+    *,
+    wanted_at: datetime | None,
+    covered_until: datetime,
+    success_tick: datetime | None,
+    ticks_covered: int | None,
+    backlog: int | None,
+    next_run_at: datetime | None,
+    next_due_at: datetime | None,
+    sqlstate: str | None,
+    error: str | None,
+) -> Ending:
+    """Ends the run and frees its lease, if its fence is current. Repeating the call is safe."""
+    with connection.cursor(row_factory=class_row(Ending)) as cursor, db.refusals():
+        cursor.execute(
+            "begin; set local statement_timeout = '10s'; select * from"
+            " gaffer.end_run(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s); commit",
+            [
+                lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, str(outcome), wanted_at, covered_until,
+                success_tick, ticks_covered, backlog, next_run_at, next_due_at, sqlstate, error,
+            ],
+        )  # fmt: skip
+        return db.committed(cursor)
+
+
+_SELECT: LiteralString = """
+    select id, job, slot, outcome, trigger, tick, started_at, deadline_at, ended_at, fence, owner, batches, items,
+           parked, watermark_from, watermark_to, ticks_covered, backlog, next_run_at, sqlstate, error, dagster_run_id
+      from gaffer.job_runs
+"""
+
+
+def get(connection: db.Connection, run_id: int) -> RunRecord:
+    with connection.cursor(row_factory=class_row(RunRecord)) as cursor:
+        row = cursor.execute(_SELECT + "where id = %s", [run_id]).fetchone()
+    if row is None:
+        raise LookupError(f"run {run_id} is not in gaffer.job_runs")
+    return row
+
+
+def history(connection: db.Connection, job: str | None, limit: int) -> list[RunRecord]:
+    """The newest runs first, of one job or of all."""
+    with connection.cursor(row_factory=class_row(RunRecord)) as cursor:
+        return cursor.execute(
+            _SELECT + "where %(job)s::text is null or job = %(job)s order by started_at desc, id desc limit %(limit)s",
+            {"job": job, "limit": limit},
+        ).fetchall()

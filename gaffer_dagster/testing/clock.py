@@ -1,0 +1,44 @@
+"""A clock for a scratch database, moved together with the engine's.
+
+The product's `gaffer.clock()` has no way to be set; this replaces its body in one database, for every session of it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+from gaffer_dagster.store import db
+
+
+class Clock:
+    """The time of one scratch database. Starts as the real time; moves on by itself, and by `advance` or `set`."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._offset = timedelta()
+        with db.connect(url, application_name="gaffer:testing") as connection:
+            connection.execute("create table if not exists gaffer.testing_clock (ahead interval not null)")
+            connection.execute(
+                """
+                create or replace function gaffer.clock() returns timestamptz
+                language sql volatile set search_path = pg_catalog, pg_temp
+                as 'select pg_catalog.clock_timestamp() + coalesce((select ahead from gaffer.testing_clock), ''0'')'
+                """
+            )
+
+    def advance(self, by: timedelta) -> None:
+        """Moves the time on (or back)."""
+        self._offset += by
+        with db.connect(self._url, application_name="gaffer:testing") as connection:
+            connection.execute("begin")
+            connection.execute("delete from gaffer.testing_clock")
+            connection.execute("insert into gaffer.testing_clock values (%s)", [self._offset])
+            connection.execute("commit")
+
+    def set(self, at: datetime) -> None:
+        """Makes it `at` now."""
+        self.advance(at - self.now())
+
+    def now(self) -> datetime:
+        """The time now; hand it to the engine as its worker's clock."""
+        return datetime.now(timezone.utc) + self._offset
