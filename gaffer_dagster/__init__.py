@@ -1,1 +1,66 @@
-"""Scheduled Dagster jobs that must not fail quietly."""
+"""Scheduled Dagster jobs that must not fail quietly: a fenced lease and watermark store in Postgres.
+
+Names load when they are first used, so that the `gaffer` command starts without Dagster, and works without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gaffer_dagster.adapter.assets import gaffer_asset
+    from gaffer_dagster.adapter.definitions import build_definitions
+    from gaffer_dagster.adapter.resource import GafferResource
+    from gaffer_dagster.domain.alert import Alerts
+    from gaffer_dagster.domain.bounds import Bounds
+    from gaffer_dagster.domain.due import EachInterval, NewRows
+    from gaffer_dagster.domain.run import Outcome, RunRecord
+    from gaffer_dagster.domain.schedule import Schedule
+    from gaffer_dagster.domain.spec import JobSpec
+    from gaffer_dagster.engine.batch import Batch
+    from gaffer_dagster.errors import GafferError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Alerts",
+    "Batch",
+    "Bounds",
+    "EachInterval",
+    "GafferError",
+    "GafferResource",
+    "JobSpec",
+    "NewRows",
+    "Outcome",
+    "RunRecord",
+    "Schedule",
+    "build_definitions",
+    "gaffer_asset",
+]
+
+_HOMES = {
+    "Alerts": "domain.alert",
+    "Batch": "engine.batch",
+    "Bounds": "domain.bounds",
+    "EachInterval": "domain.due",
+    "GafferError": "errors",
+    "GafferResource": "adapter.resource",
+    "JobSpec": "domain.spec",
+    "NewRows": "domain.due",
+    "Outcome": "domain.run",
+    "RunRecord": "domain.run",
+    "Schedule": "domain.schedule",
+    "build_definitions": "adapter.definitions",
+    "gaffer_asset": "adapter.assets",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

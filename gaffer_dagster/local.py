@@ -3,7 +3,7 @@
 Several processes share one server; the last one out stops it. The kernel tells what PIDs cannot: a shared
 file lock, who uses the server; a lock on its log, inherited by all its processes, whether any is left. Alive
 is what lets us log in. `folder/gaffer-postgres` marks a folder as ours and holds everything, or links to where
-it is: as root the server runs as `nobody`, who may not be able to reach `folder`.
+that is: as root the server runs as `nobody`, who may be unable to reach `folder`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,6 @@ class _Server:
         self.log = self.home / "log"
         self.kept = self.home / "keep"
         self.users = _fasteners().InterProcessReaderWriterLock(self.home / "users")
-        self.logged_before = 0
 
     def enter(self, *, fsync: bool, keep: bool) -> str:
         """Become a user of the server, which is started if need be; its URL."""
@@ -167,19 +166,17 @@ class _Server:
         return os.path.realpath(self.folder / _MARKER) == str(self.home)
 
     def url(self, database: str) -> str:
-        password = (self.cluster / "password").read_text()
-        # The port is given lest PGPORT be taken.
-        return (
-            f"postgresql://gaffer:{password}@/{database}?host={quote(str(self.sockets), safe='')}&port=5432"
-        )
+        login = f"gaffer:{(self.cluster / 'password').read_text()}"
+        sockets = quote(str(self.sockets), safe="")
+        return f"postgresql://{login}@/{database}?host={sockets}&port=5432"  # with the port, lest PGPORT be taken
 
     @property
     def sockets(self) -> Path:
-        """The socket's folder. Short, as such paths are limited, and not for others to foresee. By the inode,
-        copied data has one of its own, and so has data in the place of deleted data whose server still runs."""
-        info = self.data.stat()
-        identity = f"{info.st_dev} {info.st_ino} {(self.cluster / 'password').read_text()}"
-        return Path("/tmp") / f"gaffer-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"  # noqa: S108 see make_sockets
+        """The socket's folder: short, since such paths are limited, and not for others to foresee. By the inode,
+        copied data has its own, and so has data made in the place of deleted data whose server still runs."""
+        info, secret = self.data.stat(), (self.cluster / "password").read_text()
+        name = hashlib.sha256(f"{info.st_dev} {info.st_ino} {secret}".encode()).hexdigest()[:16]
+        return Path("/tmp", f"gaffer-{name}")  # noqa: S108 make_sockets sees to it that it is ours
 
     def ensure(self, *, fsync: bool) -> None:
         """Start the server unless it is alive; wait for one that is coming up."""
@@ -192,9 +189,7 @@ class _Server:
                 tries += 1
                 self.launch(fsync=fsync)
             elif time.monotonic() > deadline:
-                raise self.failure(
-                    f"the private Postgres runs, but let nobody in for {_PATIENCE} s; try again"
-                )
+                raise self.failure(f"the private Postgres let nobody in for {_PATIENCE} s; try again")
             else:
                 time.sleep(0.1)
 
@@ -230,11 +225,10 @@ class _Server:
         """The postmaster's PID, if it is that of the server still: numbers are used again."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             pid = int((self.data / "postmaster.pid").read_text().split()[0])
-            process = Path(f"/proc/{pid}/cmdline")
-            linux = sys.platform == "linux"
-            command = (
-                process.read_text() if linux else _output(None, "ps", "-wwo", "command=", "-p", str(pid))
-            )
+            if sys.platform == "linux":
+                command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+            else:
+                command = _output(None, "ps", "-wwo", "command=", "-p", str(pid))
             return pid if str(self.sockets) in command else None
         return None
 
@@ -245,32 +239,21 @@ class _Server:
         account = _account(self.data)
         tools, version = _tools(account)
         with self.open_log() as log:
-            self.logged_before = log.tell()
             if not self.cluster.exists():
                 self.make(account, tools, log, fsync=fsync)
             made_by = (self.data / "PG_VERSION").read_text().strip()
             if made_by != version.split(".")[0]:
                 raise LocalPostgresError(
                     f"the data in {self.folder} was made by PostgreSQL {made_by}, but {tools} is {version}; set "
-                    f"GAFFER_PG_BIN to the bin folder of a PostgreSQL {made_by}, or move the data's folder away: "
-                    "the next start makes a new one"
+                    f"GAFFER_PG_BIN to the bin folder of a PostgreSQL {made_by}, or move the folder away: the "
+                    "next start makes a new one"
                 )
             (self.data / "postmaster.pid").unlink(missing_ok=True)
             self.make_sockets(account)
-            settings = {
-                "listen_addresses": "",
-                "unix_socket_directories": str(self.sockets),
-                "max_connections": "200",
-                "timezone": "UTC",
-                "log_timezone": "UTC",
-                "log_min_messages": "warning",
-                "log_checkpoints": "off",
-                "synchronous_commit": "on",
-                **({} if fsync else {"fsync": "off", "full_page_writes": "off"}),
-            }
-            options = shlex.join(
-                part for name, value in settings.items() for part in ("-c", f"{name}={value}")
-            )
+            settings = ["listen_addresses=", f"unix_socket_directories={self.sockets}", "max_connections=200"]
+            settings += ["timezone=UTC", "log_timezone=UTC", "log_checkpoints=off"]
+            settings += [] if fsync else ["fsync=off", "full_page_writes=off"]
+            options = shlex.join(f"-c{setting}" for setting in settings)
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shared with all its processes, see is_gone
             # PGDATA instead of -D, which pg_ctl hands to a shell without due quotes.
             start = (str(tools / "pg_ctl"), "start", "-s", "-w", "-t", str(_PATIENCE), "-o", options)
@@ -326,11 +309,8 @@ class _Server:
         return log
 
     def failure(self, what: str) -> LocalPostgresError:
-        with contextlib.suppress(OSError), self.log.open("rb") as log:
-            log.seek(self.logged_before)
-            lines = log.read().decode(errors="replace").strip().splitlines()[-8:]
-            return LocalPostgresError("\n  ".join([f"{what}; {self.log} ends with:", *lines]))
-        return LocalPostgresError(f"{what}; there is no log")
+        lines = self.log.read_text(errors="replace").strip().splitlines()[-8:] if self.log.exists() else []
+        return LocalPostgresError("\n  ".join([f"{what}; the log {self.log} ends with:", *lines]))
 
 
 def _make_home(folder: Path, *, lasting: bool) -> None:
@@ -340,8 +320,7 @@ def _make_home(folder: Path, *, lasting: bool) -> None:
         names = os.listdir(folder) if folder.exists() else []
         if names and _MARKER not in names:
             raise LocalPostgresError(
-                f"{folder} is not empty and not one of ours (no {_MARKER} in it), so it is left alone; "
-                "give another folder"
+                f"{folder} is not empty and not one of ours (no {_MARKER} in it); name another folder"
             )
         folder.mkdir(parents=True, exist_ok=True)
     if marker.exists():
@@ -372,11 +351,13 @@ def _sweep(base: Path) -> None:
         if os.path.realpath(folder / _MARKER) == str(home) or any(s.home == home for s in _used.values()):
             continue
         server, unused = _Server(folder, home), time.time() - note.stat().st_mtime
-        if server.users.acquire_write_lock(blocking=False):
-            server.stop()
-            server.users.release_write_lock()
-            if home.name.startswith("throwaway-") or unused > 7 * 86400:
-                shutil.rmtree(home)
+        # What cannot be swept is none of the trouble of the one who starts another.
+        with contextlib.suppress(LocalPostgresError, OSError):
+            if server.users.acquire_write_lock(blocking=False):
+                server.stop()
+                if home.name.startswith("throwaway-") or unused > 7 * 86400:
+                    shutil.rmtree(home)
+                server.users.release_write_lock()
 
 
 def _base() -> Path:
@@ -470,9 +451,7 @@ def _find_tools() -> Path:
 
 
 def _version(account: _Account, tools: Path) -> str:
-    text = _output(
-        account, str(tools / "postgres"), "--version"
-    )  # postgres (PostgreSQL) 15.18 (Debian 15.18-0)
+    text = _output(account, str(tools / "postgres"), "--version")  # postgres (PostgreSQL) 15.18 (Debian 15.18-0)
     if not text.startswith("postgres ("):
         raise LocalPostgresError(f"{tools / 'postgres'} does not run: {text}; {_WAYS}")
     return text.split(")")[1].split()[0]
@@ -492,12 +471,8 @@ def _copy(tools: Path) -> Path:
             for name in _TOOLS:
                 shutil.copy(tools / name, new / inner / "bin")
             parts = {prefix / name: inner / name for name in ("lib", "lib64", "share")}
-            parts[package / ".dylibs"] = Path(
-                package.name, ".dylibs"
-            )  # where wheels for macOS, and for Linux,
-            parts[package.parent / f"{package.name}.libs"] = Path(
-                f"{package.name}.libs"
-            )  # have their libraries
+            parts[package / ".dylibs"] = Path(package.name, ".dylibs")  # where wheels for macOS, and for Linux,
+            parts[package.parent / f"{package.name}.libs"] = Path(f"{package.name}.libs")  # have their libraries
             for source, destination in parts.items():
                 if source.is_dir():
                     shutil.copytree(source, new / destination, symlinks=True)

@@ -1,0 +1,57 @@
+"""The `gaffer` command. It works when Dagster is what is broken, and starts without importing it.
+
+Exit codes: 0 done; 1 it failed; 2 the command was not understood; 75 the database cannot be reached (try again);
+128 + n it was interrupted by signal n.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from gaffer_dagster import __version__
+from gaffer_dagster.cli import database, run, show
+from gaffer_dagster.errors import DatabaseUnavailableError, GafferError
+from gaffer_dagster.store import db
+
+FAILED = 1
+TRY_AGAIN = 75
+
+
+class _Group(click.Group):
+    """Says what went wrong in one line, as an instruction, and exits with the code for it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DatabaseUnavailableError as error:
+            click.echo(f"gaffer: {error}", err=True)
+            sys.exit(TRY_AGAIN)
+        except GafferError as error:
+            click.echo(f"gaffer: {error}", err=True)
+            sys.exit(FAILED)
+        except Exception as error:
+            if not db.is_database_error(error):
+                raise
+            click.echo(f"gaffer: the database refused: {db.primary_message(error)} ({db.sqlstate(error)})", err=True)
+            sys.exit(TRY_AGAIN if db.lost_connection(error) else FAILED)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gaffer")
+def main() -> None:
+    """Scheduled jobs that must not fail quietly.
+
+    The database is the one that GAFFER_DATABASE_URL names ('local': a private server in ./.gaffer, which is also
+    taken without the variable where that folder is).
+    """
+
+
+main.add_command(run.run)
+main.add_command(show.status)
+main.add_command(show.runs)
+main.add_command(database.migrate)
+main.add_command(database.prepare)
+main.add_command(database.db)

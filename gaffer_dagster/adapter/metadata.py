@@ -1,0 +1,39 @@
+"""What Dagster is told of a run. The keys are stable, and numbers where a plot helps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+
+from gaffer_dagster.domain.run import RunRecord
+from gaffer_dagster.domain.watermark import Position
+
+
+def of_run(record: RunRecord) -> dict[str, Any]:
+    """`gaffer/lag_seconds`: how long after its tick the run began."""
+    told: dict[str, Any] = {
+        "gaffer/outcome": str(record.outcome),
+        "gaffer/run_id": record.id,
+        "gaffer/items": record.items,
+        "gaffer/batches": record.batches,
+    }
+    if record.backlog is not None:
+        told["gaffer/backlog"] = record.backlog
+    if record.fence is not None:
+        told["gaffer/fence"] = record.fence
+    if record.ticks_covered is not None:
+        told["gaffer/ticks_covered"] = record.ticks_covered
+    if record.tick is not None:
+        told["gaffer/lag_seconds"] = max(0.0, (record.started_at - record.tick).total_seconds())
+    if record.ended_at is not None:
+        told["gaffer/duration_seconds"] = (record.ended_at - record.started_at).total_seconds()
+    if record.watermark_to is not None:
+        told["gaffer/watermark"] = _show_position(record.watermark_to)
+    if record.next_run_at is not None:
+        told["gaffer/next_run_at"] = dg.MetadataValue.timestamp(record.next_run_at)
+    return told
+
+
+def _show_position(position: Position) -> str:
+    return ", ".join(f"{name} {value}" for name, value in position.items())

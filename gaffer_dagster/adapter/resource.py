@@ -1,0 +1,81 @@
+"""The resource: where the tables of gaffer_dagster are, and a run of any job inside any op.
+
+It holds no connection and opens no transaction of its own: a resource never sees the exception of the op that uses
+it, so everything that must be undone lives in the op's body.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from gaffer_dagster import database
+from gaffer_dagster.domain.spec import JobSpec
+from gaffer_dagster.engine.log import wrap
+from gaffer_dagster.engine.run import Run, open_run
+
+_TICK_TAG = ".dagster/scheduled_execution_time"
+_SCHEDULE_TAG = "dagster/schedule_name"
+
+
+class GafferResource(dg.ConfigurableResource[Any]):
+    """The Postgres database that holds the leases, watermarks and run records, and that the jobs write to.
+
+    Give `dsn` as `dg.EnvVar("GAFFER_DATABASE_URL")`: Dagster stores and shows a literal value in clear. `"local"`
+    stands for a private server for development, kept in `.gaffer/` of the current folder.
+    """
+
+    dsn: str = Field(
+        description="The database's URL; name a variable with dg.EnvVar, since a literal is shown in clear."
+    )
+
+    def url(self) -> str:
+        """The URL itself; starts the private server where that is meant."""
+        given = self.dsn
+        if isinstance(given, dg.EnvVar):
+            given = given.get_value() or ""
+        return database.resolve(given)
+
+    @contextmanager
+    def run(self, spec: JobSpec, **options: Any) -> Generator[Run]:
+        """A run of `spec` within the current op or asset: `with gaffer.run(spec) as run: for batch in run: ...`
+
+        Each batch commits when the next one is asked for. When another run has the lease, `run.outcome` says `busy`
+        and there are no batches. `options` are those of `gaffer_dagster.engine.run.open_run`.
+        """
+        context = _current_context()
+        with open_run(
+            spec,
+            self.url(),
+            log=wrap(dg.get_dagster_logger("gaffer")),
+            **({} if context is None else _from_dagster(context)),
+            **options,
+        ) as run:
+            yield run
+
+
+def _current_context() -> dg.OpExecutionContext | dg.AssetExecutionContext | None:
+    try:
+        return dg.AssetExecutionContext.get()
+    except dg.DagsterInvariantViolationError:
+        return None
+
+
+def _from_dagster(context: dg.OpExecutionContext | dg.AssetExecutionContext) -> dict[str, Any]:
+    tags = context.run.tags
+    tick = tags.get(_TICK_TAG)
+    return {
+        "trigger": "schedule" if _SCHEDULE_TAG in tags else "manual",
+        "tick": None if tick is None else datetime.fromisoformat(tick),
+        "dagster_run_id": context.run.run_id,
+        # A step process outlives its killed run; whoever lost his parent must not go on. An ephemeral instance
+        # belongs to this very process (dg.materialize), which may outlive the shell that started it.
+        "parent": None if context.instance.is_ephemeral else os.getppid(),
+        "context": context,
+    }

@@ -1,0 +1,157 @@
+"""`gaffer run`: a job from the shell, so that plain cron or a Kubernetes CronJob can drive it with the same promises."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from gaffer_dagster import database
+from gaffer_dagster.cli import show
+from gaffer_dagster.domain.run import Outcome
+from gaffer_dagster.engine.log import JsonFormatter, wrap
+from gaffer_dagster.engine.run import Run, open_run
+from gaffer_dagster.engine.steps import Station
+from gaffer_dagster.errors import BadInputError, DatabaseUnavailableError, GafferError, UnknownJobError
+from gaffer_dagster.store import db
+
+
+@click.command()
+@click.argument("job")
+@click.option("-f", "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The Python file.")
+@click.option("-m", "--module", help="The Python module, as `import` knows it.")
+@click.option("--once", is_flag=True, help="One run; without it, a run that was capped is followed by the next.")
+@click.option("--despite-pause", is_flag=True, help="Also while the job is paused.")
+@click.option("--json", "as_json", is_flag=True, help="Print each run's record, and log, as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Log errors only.")
+def run(
+    job: str, file: Path | None, module: str | None, once: bool, despite_pause: bool, as_json: bool, quiet: bool
+) -> None:
+    """Run JOB, as -f FILE or -m MODULE defines it, until nothing due is left.
+
+    Exits 0 also when another run has the lease, or the job is paused; 1 when it failed; 75 when the database cannot
+    be reached; 128 + n when signal n interrupted it.
+    """
+    _log_to_stderr(as_json=as_json, level=logging.ERROR if quiet else logging.INFO)
+    with _signals():
+        jobs = _jobs_in(file, module)
+        if job not in jobs:
+            raise UnknownJobError(f"no job {job!r} is defined there; there is {', '.join(sorted(jobs)) or 'none'}")
+        found = jobs[job]
+        url = database.from_environment() if found.resource is None else found.resource.url()
+        while True:
+            outcome, items = _run_once(found.job, url, despite_pause=despite_pause, as_json=as_json)
+            # A run that was capped without doing anything waits for something: the next wake-up will see.
+            if once or outcome is not Outcome.CAPPED or not items:
+                break
+
+
+def _run_once(job: Any, url: str, *, despite_pause: bool, as_json: bool) -> tuple[Outcome, int]:
+    log = wrap(logging.getLogger("gaffer"))
+    bar = _progress() if sys.stderr.isatty() and not as_json else None
+    opened: Run | None = None
+    try:
+        with (
+            bar or nullcontext(),
+            open_run(
+                job.spec,
+                url,
+                log=log,
+                trigger="command",
+                despite_pause=despite_pause,
+                observe=lambda station: _advance(bar, opened, station),
+            ) as opened,
+        ):
+            if bar is not None and opened.outcome is Outcome.RUNNING:
+                bar.add_task(job.spec.name, total=opened.backlog())
+            opened.apply(job.work)
+    except Exception as error:
+        if isinstance(error, GafferError):
+            raise
+        if db.lost_connection(error):
+            raise DatabaseUnavailableError(f"Postgres went away: {db.primary_message(error)}; try again") from None
+        logging.getLogger("gaffer").error("%s failed", job.spec.name, exc_info=error)
+        sys.exit(1)
+    if opened.record is not None:
+        if as_json:
+            show.print_json([opened.record])
+        else:
+            show.print_runs([opened.record])
+    opened.reported()
+    return opened.outcome, 0 if opened.record is None else opened.record.items
+
+
+def _jobs_in(file: Path | None, module: str | None) -> dict[str, Any]:
+    if (file is None) == (module is None):
+        raise BadInputError("name where the job is defined: either -f FILE or -m MODULE")
+    loaded = _load_file(file) if file is not None else importlib.import_module(module or "")
+    # Only now is Dagster needed: the definitions use it.
+    return importlib.import_module("gaffer_dagster.adapter.definitions").find_jobs(loaded)
+
+
+def _load_file(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise BadInputError(f"{file} cannot be loaded as Python; give a .py file")
+    sys.path.insert(0, str(file.resolve().parent))
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+class _Told(KeyboardInterrupt):
+    """A signal, as an exception that psycopg heeds within a statement and nobody's `except Exception` catches."""
+
+
+@contextmanager
+def _signals() -> Generator[None]:
+    told: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        if not told:  # a second one must not break into the tidying up
+            told.append(number)
+            raise _Told
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    try:
+        yield
+    except _Told:
+        click.echo("gaffer: interrupted; what was committed stays", err=True)
+        sys.exit(128 + told[0])
+
+
+def _log_to_stderr(*, as_json: bool, level: int) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("gaffer")
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = False
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    )
+
+
+def _advance(bar: Progress | None, opened: Run | None, station: Station) -> None:
+    if bar is not None and opened is not None and bar.task_ids and station is Station.COMMITTED:
+        bar.update(bar.task_ids[0], completed=opened.items)

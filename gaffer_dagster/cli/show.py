@@ -1,0 +1,114 @@
+"""`gaffer status`, `gaffer runs`: what the tables say, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from gaffer_dagster import database
+from gaffer_dagster.domain.duration import show_duration
+from gaffer_dagster.domain.run import JobRecord, RunRecord
+from gaffer_dagster.errors import UnknownJobError
+from gaffer_dagster.store import db, jobs, migrate
+from gaffer_dagster.store import runs as store_runs
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each job.")
+def status(job: str | None, as_json: bool) -> None:
+    """Each job: how it went, what is left, when it is due next, and who holds its lease."""
+    with db.connect(database.from_environment(), application_name="gaffer:status") as connection:
+        migrate.verify(connection)
+        found = jobs.status(connection, job)
+    if job is not None and not found:
+        raise UnknownJobError(f"no job {job!r} is known to this database; a job is registered by its first run")
+    if as_json:
+        print_json(found)
+    elif not found:
+        click.echo("No job has run on this database yet.")
+    else:
+        print_jobs(found)
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many at most.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each run.")
+def runs(job: str | None, limit: int, as_json: bool) -> None:
+    """The newest runs first, of JOB or of all jobs."""
+    with db.connect(database.from_environment(), application_name="gaffer:runs") as connection:
+        migrate.verify(connection)
+        if job is not None and not jobs.status(connection, job):
+            raise UnknownJobError(f"no job {job!r} is known to this database; see: gaffer status")
+        found = store_runs.history(connection, job, limit)
+    if as_json:
+        print_json(found)
+    elif not found:
+        click.echo("No run is recorded yet.")
+    else:
+        print_runs(found)
+
+
+def print_json(records: Sequence[RunRecord | JobRecord]) -> None:
+    for record in records:
+        click.echo(json.dumps(asdict(record), default=_plain))
+
+
+def print_jobs(records: Sequence[JobRecord]) -> None:
+    table = Table("job", "last outcome", "last success", "failures", "backlog", "next due", "held by")
+    for record in records:
+        table.add_row(
+            record.name,
+            "-" if record.last_outcome is None else str(record.last_outcome),
+            show_time(record.last_success_at),
+            str(record.consecutive_failures),
+            "-" if record.backlog is None else f"{record.backlog:,}",
+            "paused" if record.paused_at else show_time(record.next_due_at),
+            record.owner or "-",
+        )
+    _print(table)
+
+
+def print_runs(records: Sequence[RunRecord]) -> None:
+    table = Table("run", "job", "started", "took", "outcome", "items", "batches", "backlog", "fence", "error")
+    for record in records:
+        took = "-" if record.ended_at is None else show_duration(record.ended_at - record.started_at)
+        table.add_row(
+            str(record.id),
+            record.job,
+            show_time(record.started_at),
+            took,
+            str(record.outcome),
+            f"{record.items:,}",
+            f"{record.batches:,}",
+            "-" if record.backlog is None else f"{record.backlog:,}",
+            "-" if record.fence is None else str(record.fence),
+            f"{record.error} ({record.sqlstate})" if record.error and record.sqlstate else record.error or "",
+        )
+    _print(table)
+
+
+def show_time(time: datetime | None) -> str:
+    return "-" if time is None else f"{time:%Y-%m-%d %H:%M:%SZ}"
+
+
+def _print(table: Table) -> None:
+    terminal = Console()
+    # Where nobody looks at it as it comes, a row is a line, whatever the width of the window.
+    (terminal if terminal.is_terminal else Console(width=250)).print(table)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return str(value)
