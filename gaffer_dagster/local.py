@@ -60,7 +60,7 @@ def keep(folder: Path | str = ".gaffer") -> str:
 
 
 def stop(folder: Path | str = ".gaffer") -> bool:
-    """Stop the server, whoever uses it; false if none ran."""
+    """Stop the server, whoever uses it; false if none ran. One whose folder was deleted ends by itself."""
     path = Path(os.path.realpath(folder))
     if not (path / _MARKER).exists():
         return False
@@ -252,6 +252,8 @@ class _Server:
             self.make_sockets(account)
             settings = ["listen_addresses=", f"unix_socket_directories={self.sockets}", "max_connections=200"]
             settings += ["timezone=UTC", "log_timezone=UTC", "log_checkpoints=off"]
+            # The role's name is the schema's: by `"$user", public` all tables would end up among gaffer's own.
+            settings += ["search_path=public"]
             settings += [] if fsync else ["fsync=off", "full_page_writes=off"]
             options = shlex.join(f"-c{setting}" for setting in settings)
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shared with all its processes, see is_gone
@@ -346,13 +348,15 @@ def _make_home(folder: Path, *, lasting: bool) -> None:
 def _sweep(base: Path) -> None:
     """Stop the servers whose folder was deleted. Their data goes too if it was throw-away or is long unused:
     the folder may only have been moved, which its next start would tell."""
-    for note in base.glob("*/folder"):
-        home, folder = note.parent, Path(note.read_text())
-        if os.path.realpath(folder / _MARKER) == str(home) or any(s.home == home for s in _used.values()):
-            continue
-        server, unused = _Server(folder, home), time.time() - note.stat().st_mtime
-        # What cannot be swept is none of the trouble of the one who starts another.
+    for home in (*base.glob("lasting-*"), *base.glob("throwaway-*")):
+        # What cannot be swept is no trouble of the one who starts another.
         with contextlib.suppress(LocalPostgresError, OSError):
+            note = home / "folder"
+            if not note.exists():  # killed while it was made, or removed
+                note.touch()
+            server, unused = _Server(Path(note.read_text()), home), time.time() - note.stat().st_mtime
+            if server.is_linked() or any(used.home == home for used in _used.values()):
+                continue
             if server.users.acquire_write_lock(blocking=False):
                 server.stop()
                 if home.name.startswith("throwaway-") or unused > 7 * 86400:
@@ -397,11 +401,8 @@ def _give(path: Path, account: _Account) -> None:
 
 def _run(account: _Account, *command: str, output: IO[Any] | int = subprocess.DEVNULL, **env: str) -> int:
     """Run a command with its output in a file: a server would keep a pipe open. Its exit code."""
-    kept = (
-        "PATH",
-        "LD_LIBRARY_PATH",
-        "DYLD_LIBRARY_PATH",
-    )  # no PG* and no secrets: others can read a server's
+    # Not PG*, nor secrets: other processes of the server's user can read its environment.
+    kept = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
     return subprocess.run(  # noqa: S603 our own words, no shell
         command,
         stdin=subprocess.DEVNULL,

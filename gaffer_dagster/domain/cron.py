@@ -173,7 +173,10 @@ def _read(cron: str, kind: _Field, part: str, job: str | None) -> _Read:
             values, uneven = _values(cron, kind, item, job)
             chosen.update((value, _EACH) for value in values)
             warnings += uneven if item == part else []
-            if job is not None and code.startswith("H"):
+            # Crons disagree on the step of a range that wraps, Dagster's among them; on a list none does.
+            wraps = "/" in code and values != sorted(values)
+            write_out = job is not None if code.startswith("H") else wraps
+            if write_out:
                 code = ",".join(map(str, values))
         texts.append(code)
     return _Read(",".join(texts), chosen, warnings)

@@ -116,9 +116,7 @@ class Schedule:
         if not self.uses_hash:
             return self
         if not job:
-            raise BadSpecError(
-                f"job {job!r}: is empty, and the H in cron {self.cron!r} is made from it; name it"
-            )
+            raise BadSpecError(f"job {job!r}: is empty, and the H in cron {self.cron!r} is made from it; name it")
         schedule = replace(self, cron=[parse(text, job).text for text in self.crons])
         # The numbers no longer show that a step of H is uneven.
         object.__setattr__(schedule, "warnings", self.warnings)
@@ -180,9 +178,7 @@ def clock_changes(timezone: str, after: datetime, until: datetime) -> list[Clock
     """Each time in `(after, until]` that the clock of a zone is set, in order."""
     start, end = _bound("after", after), _bound("until", until)
     years = range(start.year, end.year + 1)
-    return sorted(
-        {change for year in years for change in _changes(timezone, year) if start <= change.at < end}
-    )
+    return sorted({change for year in years for change in _changes(timezone, year) if start <= change.at < end})
 
 
 class _Run(NamedTuple):
@@ -394,9 +390,7 @@ def _zones() -> frozenset[str]:
 def _check_zone(name: object) -> list[str]:
     """Warnings about the zone. Refuses what is no name of a place's time, or of UTC."""
     if not isinstance(name, str) or not name:
-        raise BadSpecError(
-            f"timezone {name!r}: is no name; write an IANA name such as 'Europe/Berlin', or 'UTC'"
-        )
+        raise BadSpecError(f"timezone {name!r}: is no name; write an IANA name such as 'Europe/Berlin', or 'UTC'")
     if _FIXED_OFFSET.fullmatch(name):
         raise BadSpecError(
             f"timezone {name!r}: is a fixed offset or a machine's setting, no place's time; write an IANA "
@@ -407,7 +401,5 @@ def _check_zone(name: object) -> list[str]:
         cure = f"{alike[0]!r}" if alike else "an IANA name such as 'America/New_York', or 'UTC'"
         raise BadSpecError(f"timezone {name!r}: is no name in the tz database; write {cure}")
     if name in ("GMT", "Etc/GMT", "Greenwich", "Etc/Greenwich"):
-        return [
-            f"timezone {name!r}: has no summer time; if London is meant write 'Europe/London', else 'UTC'"
-        ]
+        return [f"timezone {name!r}: has no summer time; if London is meant write 'Europe/London', else 'UTC'"]
     return []

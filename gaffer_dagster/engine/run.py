@@ -102,12 +102,15 @@ class Run:
         self._longest = timedelta()
         self._connection: db.Connection | None = None
         self._granted: Lease | None = None
+        # Asks again what we asked, as long as its answer has not been taken note of.
+        self._unanswered: Callable[[], object] | None = None
         self._keeper: Keeper | None = None
         # Set once the lease is held:
         self._source: Source
         self._deadline: float
         self._position: Position | None
         self._wanted_at: datetime | None
+        self._wanted_now: datetime | None
         self._uncovered_from: datetime
         self._looked_at: datetime
 
@@ -147,10 +150,6 @@ class Run:
             return
         assert grant.first_seen_at is not None  # noqa: S101 — granted
         self._deadline = started + self._limits.timeout.total_seconds()
-        self._position = grant.position
-        self._wanted_at = grant.wanted_at
-        self._uncovered_from = grant.covered_until or grant.first_seen_at
-        self._looked_at = grant.granted_at
         self._keeper = Keeper(
             lambda: db.connect(self._url, application_name=f"gaffer:{self.spec.name}:keeper"),
             self._lease,
@@ -177,10 +176,18 @@ class Run:
                 f"({database_now.isoformat()}) are {abs(apart)} apart, more than {LARGEST_SKEW}; set them right, with NTP"
             )
         self._source = source_of(self.spec, grant.first_seen_at)
-        self._source.look(self._work(), self._looked_at, self._position, grant.cluster)
+        while True:
+            try:
+                self._source.look(self._work(), self._looked_at, self._position, grant.cluster)
+                break
+            except Exception as error:
+                self._again_or_raise(error)
+        self._attempts = 0
 
     def fail(self, error: BaseException) -> BaseException:
         """Ends the run after an error; returns what to raise."""
+        if self.outcome is Outcome.RUNNING and not isinstance(error, Exception):
+            self._hear_answer()
         if self.outcome is not Outcome.RUNNING or self._granted is None:
             self._drop_connection()
             return error
@@ -198,8 +205,12 @@ class Run:
             outcome = Outcome.FAILED
         self._release_keeper()
         self._drop_connection()
+        # An error that was swallowed, and came back when the batch was used again, is the one to record.
+        first = error.__cause__ if isinstance(error, BatchEndedError) else None
         try:
-            self._end(outcome, error=error)
+            self._end(outcome, error=first or error)
+        except LeaseLostError:
+            pass  # recorded as such; the first error is the one to hear
         except Exception as second:  # the first error is the one to hear; the lease runs out by itself
             self._log.error("not recorded", outcome=str(outcome), error=db.primary_message(second))
             self.outcome = outcome
@@ -302,11 +313,20 @@ class Run:
         """What became of a COMMIT whose answer was lost: take the next fence, then look for the evidence."""
         assert self._keeper is not None  # noqa: S101 — it lives as long as the lease
         self._keeper.hold_still()
-        new_id = uuid4()
+        old, new_id = self._lease, uuid4()
+
+        def ask() -> Grant:
+            self._unanswered = ask
+            grant = leases.supersede(self._work(), old, new_id, self._duration)
+            assert grant.fence is not None  # noqa: S101
+            self._granted = replace(old, fence=grant.fence, lease_id=new_id)
+            self._unanswered = None
+            return grant
+
         while True:
             try:
                 self._reconnect()
-                grant = leases.supersede(self._work(), self._lease, new_id, self._duration)
+                grant = ask()
                 break
             except Exception as error:
                 again = db.lost_connection(error) or db.was_cut(error) or isinstance(error, DatabaseUnavailableError)
@@ -314,9 +334,8 @@ class Run:
                     raise
                 self._log.warning("commit is unknown", batch=number, error=db.primary_message(error))
                 time.sleep(random.uniform(0.1, 0.5))  # noqa: S311 — spreads the load, nothing secret
-        assert grant.fence is not None and grant.batches is not None  # noqa: S101
-        self._granted = replace(self._lease, fence=grant.fence, lease_id=new_id)
-        self._keeper.go_on(self._granted)
+        assert grant.batches is not None  # noqa: S101
+        self._keeper.go_on(self._lease)
         self._log.info("superseded", batch=number, fence=grant.fence, committed=grant.batches >= number)
         return grant.batches >= number
 
@@ -331,9 +350,10 @@ class Run:
             return True
         if self._end(Outcome.SUCCEEDED, backlog=0):
             return True
-        self._exhausted = False
-        self._looked_at = horizon.now(self._work())
-        self._source.look(self._work(), self._looked_at, self._position, self._source.cluster)
+        looks_at = horizon.now(self._work())
+        self._source.look(self._work(), looks_at, self._position, self._source.cluster)
+        # Only now: where the look fails and is done again, the end must be told again to look.
+        self._looked_at, self._wanted_at, self._exhausted = looks_at, self._wanted_now, False
         self._log.info("looks again", wanted_at=self._wanted_at)
         return False
 
@@ -363,7 +383,7 @@ class Run:
                     error=None if error is None else db.primary_message(error)[:2000],
                 )
                 if ending.result == "wanted":
-                    self._wanted_at = ending.wanted_at
+                    self._wanted_now = ending.wanted_at
                     return False
                 record = runs.get(self._work(), self._lease.run_id)
                 break
@@ -436,7 +456,8 @@ class Run:
         """Makes ready to do the batch again under the same fence, if that may help; else raises the error."""
         self._attempts += 1
         stopped = self._stopped is not None or self._left() <= timedelta()
-        if stopped or self._attempts >= _ATTEMPTS or not db.worth_repeating(error):
+        passing = db.worth_repeating(error) or isinstance(error, DatabaseUnavailableError)
+        if stopped or self._attempts >= _ATTEMPTS or not passing:
             raise error
         pause = random.uniform(0.05, 0.2) * 2**self._attempts  # noqa: S311
         self._log.warning(
@@ -448,8 +469,8 @@ class Run:
         time.sleep(pause)
         if db.lost_connection(error):
             self._drop_connection()
-        else:
-            db.roll_back(self._work())
+        elif self._connection is not None:
+            db.roll_back(self._connection)
 
     def _left(self) -> timedelta:
         return timedelta(seconds=self._deadline - time.monotonic())
@@ -491,6 +512,33 @@ class Run:
     def _acquire(self) -> tuple[Grant, datetime]:
         """The grant, and the database's time before it."""
         lease_id = uuid4()
+
+        def ask(wait: timedelta = _BUSY_WAIT) -> Grant:
+            self._unanswered = ask
+            grant = leases.acquire(
+                self._work(),
+                job=self.spec.name,
+                slot=0,
+                lease_id=lease_id,
+                owner=self._owner,
+                lease=self._duration,
+                timeout=self._limits.timeout,
+                trigger=self._trigger,
+                tick=self._tick,
+                dagster_run_id=self._dagster_run_id,
+                spec_hash=self.spec.hash,
+                wait=wait,
+                despite_pause=self._despite_pause,
+            )
+            if grant.run_id is not None and grant.fence is not None and grant.first_seen_at is not None:
+                self._position = grant.position
+                self._wanted_at = grant.wanted_at
+                self._uncovered_from = grant.covered_until or grant.first_seen_at
+                self._looked_at = grant.granted_at
+                self._granted = Lease(self.spec.name, 0, grant.run_id, grant.fence, lease_id)
+            self._unanswered = None
+            return grant
+
         attempt = 0
         while True:
             try:
@@ -500,34 +548,25 @@ class Run:
                 if self._tick is None and schedule is not None:
                     self._tick = schedule.latest(now)
                 jobs.register(connection, self.spec, next_due_at=None if schedule is None else schedule.next(now))
-                for wait in (timedelta(), _BUSY_WAIT):
-                    grant = leases.acquire(
-                        connection,
-                        job=self.spec.name,
-                        slot=0,
-                        lease_id=lease_id,
-                        owner=self._owner,
-                        lease=self._duration,
-                        timeout=self._limits.timeout,
-                        trigger=self._trigger,
-                        tick=self._tick,
-                        dagster_run_id=self._dagster_run_id,
-                        spec_hash=self.spec.hash,
-                        wait=wait,
-                        despite_pause=self._despite_pause,
-                    )
-                    if grant.outcome != "busy":
-                        break
-                break
+                grant = ask(timedelta())
+                return (ask() if grant.outcome == "busy" else grant), now
             except Exception as error:
                 attempt += 1
                 if attempt >= 3 or not db.worth_repeating(error):
                     raise
                 self._drop_connection()
                 time.sleep(random.uniform(0.1, 0.3))  # noqa: S311
-        if grant.run_id is not None and grant.fence is not None:
-            self._granted = Lease(self.spec.name, 0, grant.run_id, grant.fence, lease_id)
-        return grant, now
+
+    def _hear_answer(self) -> None:
+        """Told to stop while the answer of acquire or supersede was on its way: asked again, the database says
+        what we hold, so that it can be given back."""
+        if self._unanswered is None:
+            return
+        self._drop_connection()
+        try:
+            self._unanswered()
+        except Exception as error:  # what we may hold runs out by itself
+            self._log.warning("not known what is held", error=db.primary_message(error))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from gaffer_dagster.store import db
 
 
 def begin(connection: db.Connection, batch: UUID, timeout: timedelta) -> None:
-    connection.execute("begin; select gaffer.begin_batch(%s, %s)", [batch, timeout])
+    connection.execute(db.BEGIN + "select gaffer.begin_batch(%s, %s)", [batch, timeout])
 
 
 def commit(
@@ -100,14 +100,15 @@ class BatchCursor(psycopg.Cursor[TupleRow]):
         refuse_control(text.decode() if isinstance(text, bytes) else text)
 
 
-_BLANK = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$))+")
+_BLANK = re.compile(r"(?:\s|;|--[^\n\r]*)+")
+_WORD = re.compile(r"\w+")
 _CONTROL = re.compile(
     r"(?:abort|begin|commit|end|prepare\s+transaction|release|rollback|savepoint|start\s+transaction"
     r"|set\s+(?:session\s+characteristics|transaction))\b",
     re.IGNORECASE,
 )
 _OUTLIVES = re.compile(
-    r"(?:deallocate|discard|listen|load|prepare|reset|unlisten|set\s+(?!local\b|constraints\b)|declare\b.*\bwith\s+hold)\b",
+    r"(?:deallocate|discard|listen|load|prepare|reset|unlisten|set(?!\s+(?:local|constraints)\b)|declare\b.*\bwith\s+hold)\b",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -115,6 +116,9 @@ _OUTLIVES = re.compile(
 def refuse_control(text: str) -> None:
     """Raises `BatchEndedError` for a statement that would end the batch's transaction, or outlive it."""
     rest = _skip_comments(text)
+    word = _WORD.match(rest)
+    if word:  # what the statement is can be told by its first two words, which a comment may part
+        rest = f"{word[0]} {_skip_comments(rest[word.end() :])}"
     first = " ".join(rest.split()[:2])
     if _CONTROL.match(rest):
         raise BatchEndedError(

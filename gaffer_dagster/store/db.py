@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import conninfo, sql
 from psycopg.rows import TupleRow
+from typing_extensions import LiteralString
 
 from gaffer_dagster.errors import (
     BadInputError,
@@ -27,6 +28,9 @@ from gaffer_dagster.errors import (
 )
 
 Connection = psycopg.Connection[TupleRow]
+# Whatever a role or database prefers: under a snapshot that is older than its locks, a renewal in the middle of a
+# batch would be a concurrent update that the batch could never commit after.
+BEGIN: LiteralString = "begin isolation level read committed; "
 Row = TypeVar("Row")
 
 _LIVENESS: dict[str, Any] = {

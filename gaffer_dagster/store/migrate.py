@@ -66,8 +66,8 @@ def verify(connection: db.Connection) -> datetime:
         row = None
     except pg.InsufficientPrivilege:
         raise DatabaseUnavailableError(
-            f'the role "{connection.info.user}" may not use the schema gaffer; grant it USAGE on the schema and EXECUTE '
-            "on its functions"
+            f'the role "{connection.info.user}" may not use the schema gaffer; grant it USAGE on the schema, EXECUTE '
+            "on its functions, and SELECT on its tables"
         ) from None
     if row is None or row[0] is None:
         raise SchemaBehindError("the database has no tables of gaffer_dagster yet; run: gaffer migrate")
@@ -110,6 +110,7 @@ def migrate(connection: db.Connection) -> list[Migration]:
     """Applies what is pending, once, however many do it at the same time. Returns what was applied here."""
     try:
         with connection.transaction():
+            connection.execute("set transaction isolation level read committed")  # to see what was done while we waited
             connection.execute("set local lock_timeout = '10s'")
             connection.execute("select pg_catalog.pg_advisory_xact_lock(%s)", [_LOCK])
             todo = pending(connection)

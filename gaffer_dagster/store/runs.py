@@ -39,7 +39,7 @@ def end(
     """Ends the run and frees its lease, if its fence is current. Repeating the call is safe."""
     with connection.cursor(row_factory=class_row(Ending)) as cursor, db.refusals():
         cursor.execute(
-            "begin; set local statement_timeout = '10s'; select * from"
+            db.BEGIN + "set local statement_timeout = '10s'; select * from"
             " gaffer.end_run(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s); commit",
             [
                 lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, str(outcome), wanted_at, covered_until,

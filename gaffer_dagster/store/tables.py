@@ -55,6 +55,8 @@ def find(connection: db.Connection, name: str) -> Table:
             [name],
         ).fetchone()
     except psycopg.Error as error:
+        if db.worth_repeating(error) or db.was_cut(error):
+            raise
         raise BadInputError(
             f"table name {name!r} cannot be read: {db.primary_message(error)}; write it as in SQL"
         ) from None

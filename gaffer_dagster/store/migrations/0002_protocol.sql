@@ -347,12 +347,17 @@ begin
         if not found then
             raise exception 'run % of job "%" is not under this lease', p_run_id, p_job using errcode = 'GF006';
         end if;
-        if v_run.outcome = 'abandoned' then
+        if v_run.outcome = 'running' then   -- the lease was taken away by hand, and nobody has found this run dead yet
+            perform gaffer.count_failure(p_job, v_run.tick);
+        end if;
+        if v_run.outcome in ('abandoned', 'running') then
             update gaffer.job_runs
-               set outcome = 'lost_lease', sqlstate = p_sqlstate, error = coalesce(p_error, error)
+               set outcome = 'lost_lease', ended_at = coalesce(ended_at, gaffer.clock()), sqlstate = p_sqlstate,
+                   error = coalesce(p_error, error)
              where id = p_run_id;
         end if;
-        v_ending.result := case when v_run.outcome in ('abandoned', 'lost_lease') then 'lost_lease' else 'ended' end;
+        v_ending.result := case when v_run.outcome in ('abandoned', 'running', 'lost_lease') then 'lost_lease'
+                                else 'ended' end;
         return v_ending;
     end if;
 

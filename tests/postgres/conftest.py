@@ -1,0 +1,33 @@
+"""What several of these files need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from psycopg import conninfo, sql
+
+from gaffer_dagster.store import db
+from tests.support import jobs
+
+
+@pytest.fixture
+def empty_url(server_url: str) -> Iterator[str]:
+    """A database without our tables."""
+    name = f"gaffer_empty_{uuid4().hex[:12]}"
+    with db.connect(server_url, application_name="test") as connection:
+        connection.execute(db.create_database(name))
+    yield db.with_database(server_url, name)
+    with db.connect(server_url, application_name="test") as connection:
+        connection.execute(db.drop_database(name))
+
+
+@pytest.fixture
+def stranger(url: str) -> Iterator[str]:
+    """The URL of `url`'s database for a role that was granted nothing."""
+    name = f"stranger_{uuid4().hex[:12]}"
+    jobs.execute(url, f"create role {name} login password 'secret'")
+    yield conninfo.make_conninfo(**(db.parse_url(url) | {"user": name, "password": "secret"}))
+    with jobs.connect(url) as connection:
+        connection.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(name)))

@@ -1,0 +1,762 @@
+"""The guarded connection: what a batch may send, what becomes of errors, and how rows are written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg import errors as pg
+from psycopg import sql
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+from gaffer_dagster.domain.run import Outcome, RunRecord
+from gaffer_dagster.engine.batch import Batch
+from gaffer_dagster.errors import BadInputError, BatchEndedError
+from tests.support import jobs, protocol
+from tests.support.protocol import Actor, until
+
+SPEC = jobs.spec()
+
+
+@pytest.fixture
+def work(url: str) -> Callable[[Callable[[Batch], Any]], RunRecord]:
+    """Does something in a batch of a run, in which one row is due."""
+    jobs.make_source(url)
+
+    def in_a_batch(what: Callable[[Batch], Any], **bounds: Any) -> RunRecord:
+        jobs.add_rows(url, 1)
+        return jobs.run(jobs.spec(**bounds), url, what)
+
+    return in_a_batch
+
+
+def last_run(url: str) -> tuple[Any, ...]:
+    return jobs.query(url, "select outcome, sqlstate, error from gaffer.job_runs order by id desc limit 1")[0]
+
+
+# ── what may be sent ─────────────────────────────────────────────────────────────────────────────────────────────
+
+CONTROL: list[Any] = [
+    "commit",
+    "COMMIT WORK",
+    "end",
+    "rollback",
+    "abort",
+    "begin",
+    "start transaction",
+    "savepoint a",
+    "release a",
+    "rollback to savepoint a",
+    "commit and chain",
+    "prepare transaction 'x'",
+    "PREPARE\n\tTRANSACTION 'x'",
+    "commit prepared 'x'",
+    "rollback prepared 'x'",
+    "set transaction isolation level serializable",
+    "set session characteristics as transaction read only",
+    "/* x */ commit",
+    "/* a /* nested */ b */ commit",
+    "/**/commit",
+    ";commit",
+    " ; ; \n commit;",
+    "-- c\ncommit",
+    "-- c\rcommit",
+    "-- c\n-- d\n/* e */ ; commit",
+    b"commit",
+    b" /* x */ rollback",
+    sql.SQL("commit"),
+    sql.SQL("{} {}").format(sql.SQL("rollback to"), sql.Identifier("a")),
+]
+OUTLIVES: list[Any] = [
+    "set search_path = evil",
+    "SET statement_timeout TO 0",
+    "set session statement_timeout = 0",
+    "set role postgres",
+    "set time zone 'UTC'",
+    "set/**/search_path = evil",
+    "set -- c\n search_path = evil",
+    "reset all",
+    "reset statement_timeout",
+    "discard all",
+    "deallocate all",
+    "listen x",
+    "unlisten *",
+    "load 'plpgsql'",
+    "prepare p as select 1",
+    "declare c cursor with hold for select 1",
+    "declare c no scroll cursor\nwith hold for select 1",
+]
+
+
+def test_transaction_control_is_refused_before_it_is_sent(url: str, work: Any) -> None:
+    def tries(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        for text in CONTROL:
+            for send in (batch.execute, batch.cursor().execute, lambda text: batch.executemany(text, [[]])):
+                with pytest.raises(BatchEndedError, match=r"was not sent.*gaffer's to end"):
+                    send(text)
+        jobs.copy_rows(batch)  # and the batch is none the worse for it
+
+    assert work(tries).outcome is Outcome.SUCCEEDED
+    assert jobs.query(url, "select count(*) from target") == [(2,)]
+
+
+def test_what_would_outlive_the_batch_is_refused(work: Any) -> None:
+    def tries(batch: Batch) -> None:
+        for text in OUTLIVES:
+            with pytest.raises(BatchEndedError, match=r"was not sent: it would outlive"):
+                batch.execute(text)
+
+    assert work(tries).outcome is Outcome.SUCCEEDED
+
+
+def test_what_only_looks_like_control_is_sent(url: str, work: Any) -> None:
+    def tries(batch: Batch) -> None:
+        batch.execute("set local work_mem = '8MB'")
+        batch.execute("SET  LOCAL search_path = public")
+        batch.execute("set constraints all deferred")
+        batch.execute("select 'commit', /* rollback */ 1 -- end")
+        batch.execute("/* begin */ select 1")
+        batch.execute("create temp table committed (n int) on commit drop")
+        batch.execute('create temp table "end" (begin int)')
+        batch.execute("with settings as (select 1) select * from settings")
+        batch.execute("declare c cursor for select 1")
+        assert batch.execute("fetch all from c").fetchall() == [(1,)]
+        batch.execute("do $$ begin perform 1; end $$")
+
+    assert work(tries).outcome is Outcome.SUCCEEDED
+
+
+def test_two_statements_in_one_text_are_refused_by_the_server(url: str, work: Any) -> None:
+    def tries(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        for text, params in (
+            ("select 1; commit", None),
+            ("select 1; commit", []),
+            ("select %s; commit", [1]),
+            ("select 1; select 2", None),
+            ("insert into target values (7); rollback; select 1", None),
+        ):
+            with pytest.raises(psycopg.Error, match="cannot insert multiple commands"), batch.savepoint():
+                batch.execute(text, params)
+        with pytest.raises(psycopg.Error, match="cannot insert multiple commands"), batch.savepoint():
+            batch.executemany("select %s; commit", [[1], [2]])
+
+    assert work(tries).outcome is Outcome.SUCCEEDED
+    assert jobs.query(url, "select count(*) from target") == [(1,)]
+
+
+def test_procedural_code_cannot_end_the_transaction(url: str, work: Any) -> None:
+    jobs.execute(url, "create procedure ends() language plpgsql as $$ begin commit; end $$")
+
+    def tries(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        for text in ("do $$ begin commit; end $$", "call ends()", "do $$ begin rollback; end $$"):
+            with pytest.raises(pg.InvalidTransactionTermination), batch.savepoint():
+                batch.execute(text)
+
+    assert work(tries).outcome is Outcome.SUCCEEDED
+    assert jobs.query(url, "select count(*) from target") == [(1,)]
+
+
+def test_streaming_is_refused(work: Any) -> None:
+    def tries(batch: Batch) -> None:
+        for send in (batch.cursor().copy, batch.cursor().stream):
+            with pytest.raises(BatchEndedError, match="no timeout"):
+                send("copy target from stdin")
+
+    assert work(tries).outcome is Outcome.SUCCEEDED
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_commit_through_the_bare_connection_is_found_out(url: str, work: Any, again: bool) -> None:
+    """GF004. What it committed stays committed, and unfenced; it is said, not prevented."""
+
+    def ends(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        connection = batch.cursor().connection
+        connection.commit()
+        if again:
+            connection.execute("begin")
+            jobs.copy_rows(batch)
+
+    with pytest.raises(BatchEndedError, match="ended by its own code"):
+        work(ends)
+    outcome, sqlstate, error = last_run(url)
+    assert (outcome, sqlstate) == ("failed", None)
+    assert "ended by its own code" in error
+    assert jobs.query(url, "select position from gaffer.job_watermark") == [(None,)]
+    assert jobs.query(url, "select count(*) from target") == [(1,)]
+
+
+def test_a_statement_after_such_a_commit_is_refused(url: str, work: Any) -> None:
+    def goes_on(batch: Batch) -> None:
+        batch.cursor().connection.rollback()
+        jobs.copy_rows(batch)
+
+    with pytest.raises(BatchEndedError, match="ended by its own code"):
+        work(goes_on)
+    assert jobs.query(url, "select count(*) from target") == [(0,)]
+
+
+def test_a_batch_cannot_be_used_when_it_is_over(url: str, work: Any) -> None:
+    kept: list[Batch] = []
+    cursors: list[Any] = []
+
+    def keep(batch: Batch) -> None:
+        kept.append(batch)
+        cursors.append(batch.cursor())
+
+    work(keep)
+    for use in (
+        lambda: kept[0].execute("select 1"),
+        lambda: kept[0].executemany("select %s", [[1]]),
+        lambda: kept[0].insert("target", [{"id": 1}]),
+        lambda: kept[0].copy("target", [{"id": 1}]),
+        lambda: kept[0].savepoint().__enter__(),
+        lambda: cursors[0].execute("select 1"),
+    ):
+        with pytest.raises(BatchEndedError, match="batch 1 is over"):
+            use()
+    assert jobs.query(url, "select count(*) from target") == [(0,)]
+
+
+def test_a_batch_of_a_loop_is_over_when_the_next_one_is_asked_for(url: str) -> None:
+    jobs.make_source(url, 3)
+    with jobs.opened(jobs.spec(batch_rows=1), url) as run:
+        before: Batch | None = None
+        for batch in run:
+            if before is not None:
+                with pytest.raises(BatchEndedError, match="is over"):
+                    before.execute("select 1")
+            jobs.copy_rows(batch)
+            before = batch
+    assert run.outcome is Outcome.SUCCEEDED
+    assert jobs.query(url, "select count(*), max(batch) from target") == [(3, 3)]
+
+
+def test_a_loop_left_early_leaves_its_batch_undone(url: str) -> None:
+    jobs.make_source(url, 30)
+    with jobs.opened(jobs.spec(batch_rows=10), url) as run:
+        for batch in run:
+            jobs.copy_rows(batch)
+            if batch.number == 2:
+                break
+    assert run.record is not None
+    assert (run.outcome, run.record.items, run.record.backlog) == (Outcome.CAPPED, 10, 20)
+    with pytest.raises(BatchEndedError):
+        batch.execute("select 1")
+    assert jobs.query(url, "select count(*) from target") == [(10,)]
+
+
+def test_a_batch_tells_what_it_is(url: str) -> None:
+    jobs.make_source(url, 3)
+    told: list[Any] = []
+
+    def look(batch: Batch) -> dict[str, Any]:
+        told.append((batch.number, batch.fence, batch.run_id, [batch.key_for(row) for row in batch.rows], batch.rows))
+        with pytest.raises(BadInputError, match=r"use batch\.rows"):
+            _ = batch.window
+        with pytest.raises(BadInputError, match=r"key_for\(row\)"):
+            _ = batch.key
+        return {f"batch {batch.number}": len(batch.rows)}
+
+    with jobs.opened(jobs.spec(batch_rows=2), url) as run:
+        run.apply(look)
+    assert [entry[:2] for entry in told] == [(1, 1), (2, 1)]
+    assert told[0][2] == told[1][2] == run.record.id
+    assert told[0][3] == ["copy_rows/1", "copy_rows/2"]
+    assert told[0][4] == [{"id": 1, "value": "v1"}, {"id": 2, "value": "v2"}]
+    assert run.metadata == {"batch 1": 2, "batch 2": 1}
+
+
+# ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+CANARY = "canary-4711"
+
+
+def violate(batch: Batch) -> None:
+    batch.execute("insert into unique_values values (%s)", [CANARY])
+
+
+def violate_and_swallow(batch: Batch) -> None:
+    with suppress(psycopg.Error):
+        violate(batch)
+
+
+def violate_swallow_and_go_on(batch: Batch) -> None:
+    violate_and_swallow(batch)
+    batch.execute("insert into target values (1)")
+
+
+@pytest.mark.parametrize("how", [violate, violate_and_swallow, violate_swallow_and_go_on])
+def test_an_error_that_is_swallowed_fails_the_run_as_one_that_is_not(
+    url: str, work: Any, how: Callable[[Batch], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """B79. The record has the original error, written on another connection, and no values of rows."""
+    caplog.set_level(logging.DEBUG, "gaffer")
+    jobs.execute(url, f"create table unique_values (v text unique); insert into unique_values values ('{CANARY}')")
+
+    def writes(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        how(batch)
+
+    with pytest.raises(BatchEndedError if how is violate_swallow_and_go_on else pg.UniqueViolation) as raised:
+        work(writes)
+    original = raised.value.__cause__ if how is violate_swallow_and_go_on else raised.value
+    assert isinstance(original, pg.UniqueViolation)
+    assert CANARY in str(original)  # the user sees it all; what is kept and logged does not have it
+    outcome, sqlstate, error = last_run(url)
+    assert (outcome, sqlstate) == ("failed", "23505")
+    assert "duplicate key value violates unique constraint" in error
+    kept = jobs.query(url, "select r::text from gaffer.job_runs r union all select j::text from gaffer.job j")
+    assert CANARY not in str(kept) + caplog.text + str([vars(record) for record in caplog.records])
+    assert jobs.query(url, "select count(*) from target") == [(0,)]
+    assert jobs.run(SPEC, url).items == 1
+
+
+def test_the_users_exception_arrives_as_it_was(url: str, work: Any) -> None:
+    class OwnError(Exception):
+        pass
+
+    error = OwnError("the tariff table is empty")
+
+    def fails(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        raise error
+
+    with pytest.raises(OwnError) as raised:
+        work(fails)
+    assert raised.value is error
+    assert last_run(url) == ("failed", None, "OwnError: the tariff table is empty")
+    assert jobs.query(url, "select count(*) from target") == [(0,)]
+
+
+def test_batches_before_a_failed_one_stay(url: str) -> None:
+    jobs.make_source(url, 30)
+
+    def fails(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        if batch.number == 3:
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        jobs.run(jobs.spec(batch_rows=10), url, fails)
+    assert jobs.query(url, "select outcome, items, batches from gaffer.job_runs") == [("failed", 20, 2)]
+    assert jobs.run(SPEC, url).items == 10
+    assert jobs.query(url, "select count(*), count(distinct id) from target") == [(30, 30)]
+
+
+def test_an_interrupt_frees_the_lease_and_the_rows_at_once(url: str, work: Any) -> None:
+    class Interrupt(BaseException):
+        """As Dagster's: neither KeyboardInterrupt nor SystemExit."""
+
+    def interrupted(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        batch.execute("select 1 from source for update")
+        raise Interrupt
+
+    with pytest.raises(Interrupt):
+        work(interrupted)
+    with jobs.connect(url) as connection:
+        connection.execute("select 1 from source for update nowait")
+    assert protocol.lease_row(url)[1] is None
+    assert protocol.outcomes(url) == ["interrupted"]
+    assert jobs.query(url, "select consecutive_failures from gaffer.job") == [(0,)]
+    assert jobs.run(SPEC, url).items == 1
+
+
+def test_a_savepoint_undoes_the_part_that_failed(url: str, work: Any) -> None:
+    jobs.execute(url, "create table unique_values (v text unique); insert into unique_values values ('a')")
+
+    def partly(batch: Batch) -> None:
+        for value in ("b", "a", "c"):
+            with suppress(pg.UniqueViolation), batch.savepoint():
+                batch.execute("insert into target values (%s)", [ord(value)])
+                batch.execute("insert into unique_values values (%s)", [value])
+        with suppress(ValueError), batch.savepoint():
+            batch.execute("insert into unique_values values ('d')")
+            with suppress(pg.UniqueViolation), batch.savepoint():
+                batch.execute("insert into unique_values values ('a')")
+            raise ValueError
+
+    assert work(partly).outcome is Outcome.SUCCEEDED
+    assert jobs.query(url, "select v from unique_values order by 1") == [("a",), ("b",), ("c",)]
+    assert jobs.query(url, "select chr(id::int) from target order by 1") == [("b",), ("c",)]
+
+
+def test_an_error_swallowed_within_a_savepoint_is_not_lost(url: str, work: Any) -> None:
+    jobs.execute(url, "create table unique_values (v text unique); insert into unique_values values ('a')")
+
+    def swallows(batch: Batch) -> None:
+        with batch.savepoint(), suppress(pg.UniqueViolation):
+            batch.execute("insert into unique_values values ('a')")
+
+    with pytest.raises(BatchEndedError, match="duplicate key"):
+        work(swallows)
+    assert last_run(url)[0] == "failed"
+
+
+def test_a_table_name_that_cannot_be_read_fails_the_batch_by_name(url: str, work: Any) -> None:
+    """The look-up may spoil the transaction, and the name must not be lost behind that."""
+
+    def swallows(batch: Batch) -> None:
+        with suppress(BadInputError):
+            batch.insert("no such. table", [{"id": 1}])
+
+    if jobs.query(url, "select current_setting('server_version_num')::int >= 160000") == [(True,)]:
+        assert work(swallows).outcome is Outcome.SUCCEEDED  # the look-up finds nothing, and spoils nothing
+    else:
+        with pytest.raises(BadInputError, match="no such. table"):
+            work(swallows)
+        assert "no such. table" in last_run(url)[2]
+
+
+def test_a_constraint_that_waited_for_the_commit_is_a_known_failure(url: str, work: Any) -> None:
+    jobs.execute(
+        url,
+        "create table parents (id int primary key);"
+        " create table children (parent int references parents deferrable initially deferred)",
+    )
+
+    def orphan(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        batch.execute("insert into children values (7)")
+
+    with pytest.raises(pg.ForeignKeyViolation):
+        work(orphan)
+    outcome, sqlstate, error = last_run(url)
+    assert (outcome, sqlstate) == ("failed", "23503")
+    assert "violates foreign key constraint" in error
+    assert "(7)" not in error
+    assert jobs.query(url, "select count(*) from target") == [(0,)]
+    assert jobs.query(url, "select position from gaffer.job_watermark") == [(None,)]
+    assert jobs.query(url, "select items, batches from gaffer.job_runs") == [(0, 0)]
+    assert jobs.run(SPEC, url).items == 1
+
+
+def test_a_deadlock_is_done_again_under_the_same_fence(url: str, work: Any) -> None:
+    jobs.execute(url, "create table pair (n int primary key, by text); insert into pair values (1), (2)")
+    tries: list[int] = []
+    others: list[Actor] = []
+    with psycopg.connect(url) as other:
+        other.execute("set deadlock_timeout = '10min'")  # so that the batch is the one that is told
+
+        def crosses() -> None:
+            other.execute("update pair set by = 'other' where n = 1")
+            other.commit()
+
+        def cross(batch: Batch) -> None:
+            tries.append(batch.fence)
+            jobs.copy_rows(batch)
+            batch.execute("update pair set by = 'batch' where n = 1")
+            if len(tries) == 1:
+                other.execute("update pair set by = 'other' where n = 2")
+                others.append(Actor(crosses))
+                until(lambda: protocol.waits_for_a_lock(url))
+            batch.execute("update pair set by = 'batch' where n = 2")
+
+        record = work(cross)
+        others[0].result()
+    assert (record.outcome, record.items, record.batches, record.fence) == (Outcome.SUCCEEDED, 1, 1, 1)
+    assert tries == [1, 1]
+    assert jobs.query(url, "select count(*) from target") == [(1,)]
+    assert jobs.query(url, "select by from pair") == [("batch",), ("batch",)]
+
+
+@pytest.mark.parametrize("sqlstate", ["40001", "40P01"])
+def test_what_may_succeed_when_done_again_is(url: str, work: Any, sqlstate: str) -> None:
+    tries: list[int] = []
+
+    def twice(batch: Batch) -> None:
+        tries.append(batch.fence)
+        jobs.copy_rows(batch)
+        if len(tries) < 3:
+            batch.execute(f"do $$ begin raise exception 'try again' using errcode = '{sqlstate}'; end $$")
+
+    assert work(twice).outcome is Outcome.SUCCEEDED
+    assert tries == [1, 1, 1]
+    assert jobs.query(url, "select count(*) from target") == [(1,)]
+
+
+def test_it_is_done_again_only_so_often(url: str, work: Any) -> None:
+    tries: list[int] = []
+
+    def never(batch: Batch) -> None:
+        tries.append(batch.fence)
+        batch.execute("do $$ begin raise exception 'never' using errcode = '40001'; end $$")
+
+    with pytest.raises(pg.SerializationFailure):
+        work(never)
+    assert len(tries) == 5
+    assert last_run(url) == ("failed", "40001", "never")
+
+
+def test_a_backend_that_is_ended_is_replaced_and_the_batch_done_again(url: str, work: Any) -> None:
+    tries: list[int] = []
+
+    def cut(batch: Batch) -> None:
+        tries.append(batch.fence)
+        jobs.copy_rows(batch)
+        if len(tries) == 1:
+            row = batch.execute("select pg_backend_pid()").fetchone()
+            jobs.query(url, "select pg_terminate_backend(%s, 10000)", row[0])
+
+    assert work(cut).outcome is Outcome.SUCCEEDED
+    assert len(tries) == 2
+    assert jobs.query(url, "select count(*) from target") == [(1,)]
+
+
+@pytest.mark.parametrize("noticed_by", ["a statement", "the commit"])
+def test_a_database_that_is_away_for_a_moment_is_waited_for(url: str, work: Any, noticed_by: str) -> None:
+    tries: list[int] = []
+    elsewhere = psycopg.conninfo.make_conninfo(url, dbname="postgres")
+    database = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+
+    def restarts(batch: Batch) -> None:
+        tries.append(batch.fence)
+        jobs.copy_rows(batch)
+        if len(tries) == 1:
+            jobs.execute(elsewhere, f"alter database {database} allow_connections false")
+            ended = "select pg_terminate_backend(pid, 10000) from pg_stat_activity where datname = %s"
+            jobs.query(elsewhere, ended, database)
+
+            def back() -> None:
+                until(lambda: "cannot be reached" in caught.text)
+                jobs.execute(elsewhere, f"alter database {database} allow_connections true")
+
+            back_again.append(Actor(back))
+            if noticed_by == "a statement":
+                batch.execute("select 1")
+
+    back_again: list[Actor] = []
+    caught = Caught()
+    logging.getLogger("gaffer").addHandler(caught)
+    try:
+        record = work(restarts)
+    finally:
+        logging.getLogger("gaffer").removeHandler(caught)
+        jobs.execute(elsewhere, f"alter database {database} allow_connections true")
+    # A COMMIT that was sent may have arrived: that takes the next fence to find out.
+    assert (record.outcome, record.items, record.fence) == (
+        Outcome.SUCCEEDED,
+        1,
+        1 if noticed_by == "a statement" else 2,
+    )
+    assert jobs.query(url, "select count(*) from target") == [(1,)]
+
+
+class Caught(logging.Handler):
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text += record.getMessage()
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_the_isolation_that_a_role_or_database_prefers_does_not_hinder(url: str, work: Any, level: str) -> None:
+    """A renewal in the middle of a batch would be a concurrent update that such a batch could never commit after."""
+    database = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+    jobs.execute(url, f"alter database {database} set default_transaction_isolation = '{level}'")
+    tries: list[int] = []
+
+    def renewed(batch: Batch) -> None:
+        tries.append(batch.fence)
+        jobs.copy_rows(batch)
+        before = protocol.lease_row(url)[3]
+        until(lambda: protocol.lease_row(url)[3] > before)
+
+    jobs.add_rows(url, 1)
+    record = jobs.run(SPEC, url, renewed, lease=timedelta(seconds=1))
+    assert (record.outcome, record.items, len(tries)) == (Outcome.SUCCEEDED, 1, 1)
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+COLUMNS = """
+    id bigint generated by default as identity primary key, name varchar(10), fixed char(3), amount numeric(12, 2),
+    score real, flag boolean, day date, at timestamptz(0), ident uuid, raw bytea, payload jsonb, plain json,
+    tags text[], grid int[], small smallint, mood mood, span interval, bits bit(3)
+"""
+FULL: dict[str, Any] = {
+    "name": "täglich%s",
+    "fixed": "abc",
+    "amount": Decimal("12.34"),
+    "score": 1.5,
+    "flag": True,
+    "day": date(2027, 3, 1),
+    "at": datetime(2027, 3, 1, 12, tzinfo=timezone.utc),
+    "ident": UUID(int=7),
+    "raw": b"\x00\xff%",
+    "payload": {"a": [1, None, "x%s"], "b": {"c": 1.5}},
+    "plain": [1, 2],
+    "tags": ["a", "b,c", 'd"e', None],
+    "grid": [[1, 2], [3, 4]],
+    "small": 7,
+    "mood": "glad",
+    "bits": "101",
+}
+WRITERS = ["insert", "copy"]
+
+
+def write(batch: Batch, how: str, table: str, rows: list[dict[str, Any]]) -> int:
+    return (batch.insert if how == "insert" else batch.copy)(table, rows)
+
+
+def ddl(url: str, text: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute(text)  # type: ignore[arg-type] — without parameters, so that a % is one
+
+
+@pytest.fixture
+def things(url: str, work: Any) -> Any:
+    """Writes rows in a batch, and gives what the table then holds."""
+    jobs.execute(url, "create type mood as enum ('glad', 'sad')")
+    jobs.execute(url, f"create table things ({COLUMNS})")
+
+    def written(how: str, rows: list[dict[str, Any]], table: str = "things") -> list[dict[str, Any]]:
+        counts: list[int] = []
+        assert work(lambda batch: counts.append(write(batch, how, table, rows))).outcome is Outcome.SUCCEEDED
+        assert counts == [len(rows)]
+        with psycopg.connect(url, row_factory=dict_row) as connection:
+            found = connection.execute(f"select * from {table} order by id").fetchall()
+            connection.execute(f"delete from {table}")
+        return found
+
+    return written
+
+
+@pytest.mark.parametrize("how", WRITERS)
+def test_rows_arrive_as_they_were_given(things: Any, how: str) -> None:
+    without_arrays = {name: value for name, value in FULL.items() if name not in ("tags", "grid")}
+    for given in (FULL, without_arrays):
+        nothing = dict.fromkeys(given)
+        found = things(how, [given, nothing, given])
+        assert [{name: row[name] for name in given} for row in found] == [given, nothing, given]
+
+
+@pytest.mark.parametrize("how", WRITERS)
+def test_a_column_of_numbers_of_several_kinds_arrives(things: Any, how: str) -> None:
+    given = [1, 2.5, Decimal("3.25"), None, True and 4, 10**9]
+    found = things(how, [{"amount": amount} for amount in given])
+    assert [row["amount"] for row in found] == [1, Decimal("2.50"), Decimal("3.25"), None, 4, 10**9]
+    large = [2**40, 1, None, -(2**62)]
+    assert [row["id"] for row in things(how, [{"id": n} for n in large if n is not None])] == sorted(
+        n for n in large if n is not None
+    )
+
+
+@pytest.mark.parametrize("how", WRITERS)
+def test_json_of_several_kinds_arrives(things: Any, how: str) -> None:
+    given = [{"a": 1}, [1], "text", 7, 1.5, True, None, Jsonb({"b": 2})]
+    found = things(how, [{"payload": value} for value in given])
+    assert [row["payload"] for row in found] == [{"a": 1}, [1], "text", 7, 1.5, True, None, {"b": 2}]
+
+
+@pytest.mark.parametrize("how", WRITERS)
+@pytest.mark.parametrize(
+    ("row", "error"),
+    [
+        ({"name": "a" * 11}, "22001"),
+        ({"fixed": "abcd"}, "22001"),
+        ({"bits": "1010"}, "22026"),
+        ({"amount": Decimal("12345678901.5")}, "22003"),
+        ({"small": 70_000}, "22003"),
+        ({"mood": "angry"}, "22P02"),
+        ({"id": None}, "23502"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_an_error_and_never_cut(
+    url: str, things: Any, how: str, row: Any, error: str
+) -> None:
+    with pytest.raises(psycopg.Error) as raised:
+        things(how, [row])
+    assert raised.value.sqlstate == error
+    assert last_run(url)[:2] == ("failed", error)
+    assert jobs.query(url, "select count(*) from things") == [(0,)]
+
+
+@pytest.mark.parametrize("how", WRITERS)
+def test_odd_names_are_names(url: str, things: Any, how: str) -> None:
+    ddl(url, """create schema "My %s" """)
+    ddl(
+        url,
+        """create table "My %s"."Odd ""%table;--" (id int, "Select" text, "with ""quote" int, "100%" int, "%s" text,
+           "%(x)s" text)""",
+    )
+    row = {"id": 1, "Select": "a", 'with "quote': 2, "100%": 3, "%s": "b%s", "%(x)s": "%%"}
+    table = '"My %s"."Odd ""%table;--"'
+    assert things(how, [row, row | {"id": 2}], table) == [row, row | {"id": 2}]
+    jobs.execute(url, 'create table public."Case" (id int)')
+    assert things(how, [{"id": 1}], '"Case"') == [{"id": 1}]
+    assert things(how, [{"id": 1}], 'public."Case"') == [{"id": 1}]
+    with pytest.raises(BadInputError, match="there is no table 'Case'"):
+        things(how, [{"id": 1}], "Case")
+
+
+@pytest.mark.parametrize("how", WRITERS)
+def test_types_with_odd_names_are_types(url: str, things: Any, how: str) -> None:
+    ddl(url, """create type "Mood %s" as enum ('so "so"'); create table moods (id int, m "Mood %s")""")
+    assert things(how, [{"id": 1, "m": 'so "so"'}], "moods") == [{"id": 1, "m": 'so "so"'}]
+
+
+@pytest.mark.parametrize("how", WRITERS)
+def test_generated_columns_are_left_to_the_server(url: str, things: Any, how: str) -> None:
+    jobs.execute(
+        url,
+        "create table made (id int generated always as identity, n int, twice int generated always as (n * 2) stored,"
+        " word text default 'given')",
+    )
+    assert things(how, [{"n": 1}, {"n": 2}], "made") == [
+        {"id": 1, "n": 1, "twice": 2, "word": "given"},
+        {"id": 2, "n": 2, "twice": 4, "word": "given"},
+    ]
+    with pytest.raises(psycopg.Error, match="twice"):
+        things(how, [{"n": 1, "twice": 3}], "made")
+
+
+@pytest.mark.parametrize("how", WRITERS)
+def test_rows_that_do_not_fit_the_table_or_each_other_are_refused_by_name(things: Any, how: str) -> None:
+    for rows, error in (
+        ([{"nmae": "x"}], r"things has no column 'nmae'; it has .*name"),
+        ([{"name": "x"}, {"name": "y", "score": 1.0}], r"row 1 for table public\.things.*score"),
+        ([{"name": "x", "score": 1.0}, {"name": "y"}], r"row 1 .*score"),
+        ([{"name": "x"}, {"score": 1.0}], r"row 1 .*name, score"),
+    ):
+        with pytest.raises(BadInputError, match=error):
+            things(how, rows)
+    with pytest.raises(BadInputError, match="there is no table 'thinsg'"):
+        things(how, [{"name": "x"}], "thinsg")
+
+
+@pytest.mark.parametrize("how", WRITERS)
+def test_no_rows_are_no_statement(things: Any, how: str) -> None:
+    assert things(how, []) == []
+
+
+def test_fifty_thousand_rows_by_copy(url: str, work: Any) -> None:
+    def many(batch: Batch) -> None:
+        assert batch.copy("target", ({"id": n, "fence": batch.fence} for n in range(50_000))) == 50_000
+
+    assert work(many).outcome is Outcome.SUCCEEDED
+    assert jobs.query(url, "select count(*), count(distinct id) from target") == [(50_000, 50_000)]
+
+
+def test_rows_come_as_tuples_or_as_asked(work: Any) -> None:
+    def asks(batch: Batch) -> None:
+        assert batch.execute("select 1 as a, %s::text as b", ["x"]).fetchall() == [(1, "x")]
+        assert batch.execute("select %(b)s::text as b", {"b": "x"}).fetchone() == ("x",)
+        cursor = batch.cursor(row_factory=dict_row)
+        assert cursor.execute("select 1 as a, '100%' as b").fetchall() == [{"a": 1, "b": "100%"}]
+        batch.executemany("insert into target values (%s)", [[1], [2]])
+        assert batch.execute("delete from target").rowcount == 2
+
+    assert work(asks).outcome is Outcome.SUCCEEDED

@@ -1,0 +1,390 @@
+"""Engines in processes of their own, which stop where a test wants them to and wait for what it does to them.
+
+A *place* is a station of the line, or one of these between two stations:
+
+    granted     the answer of acquire has arrived, and nobody has looked at it yet
+    busy        acquire has answered `busy`, `wanted_at` is set, and it was not asked again yet
+    working     in the middle of the user's function, between two of its statements
+    superseded  the answer of supersede has arrived, and nobody has looked at it yet
+    wanted      the run was told to look again, and has not yet
+
+The processes are forked from a server that has imported everything, which is ten times as fast as starting each anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+import psycopg
+
+from gaffer_dagster.engine.batch import Batch
+from gaffer_dagster.engine.run import Run, open_run
+from gaffer_dagster.engine.steps import Station
+from gaffer_dagster.store import leases, runs
+from tests.support import faults, jobs, variants
+
+GRANTED, BUSY, WORKING, SUPERSEDED, WANTED = "granted", "busy", "working", "superseded", "wanted"
+
+
+class Interrupted(BaseException):
+    """What a signal raises here, as Dagster's does: not an `Exception`, and none that psycopg knows."""
+
+
+class BoomError(Exception):
+    """The user's code fails."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an engine is to do. It stops when it gets to the place `stop_at` for the `nth` time, and at the place `then`
+    when it gets there after that."""
+
+    url: str
+    stop_at: str | None = None
+    nth: int = 1
+    then: str | None = None
+    work: str = "copy"
+    lease: float = 60.0
+    batches: int = 100
+    variant: str | None = None
+    die_at: int | None = None
+    """Kills itself before its nth message to the server; `sent`: after sending it, before its answer."""
+    sent: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an engine ended: the name and text of what it raised, if it did; the run's outcome and row."""
+
+    error: str | None = None
+    text: str = ""
+    outcome: str | None = None
+    items: int = 0
+    batches: int = 0
+    fence: int | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+# ── the test's side ──────────────────────────────────────────────────────────────────────────────────────────────
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload([__name__])
+
+
+class Engine:
+    """A running engine, as the test holds it."""
+
+    def __init__(self, target: Callable[[Pipe, Plan], None], plan: Plan) -> None:
+        self._pipe, theirs = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=target, args=(theirs, plan), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def reaches(self, place: str) -> None:
+        """Waits until it stands there."""
+        self._expect(self._receive(), place)
+
+    def go(self) -> None:
+        """Lets it go on from where it stands."""
+        self._pipe.send("go")
+
+    def fail(self) -> None:
+        """Lets it raise where it stands."""
+        self._pipe.send("fail")
+
+    def ends(self) -> Ending:
+        """Waits for its end; what it said of it."""
+        ending = self._receive()
+        assert isinstance(ending, Ending), f"the engine stands at {ending!r} and has not ended"
+        self._process.join(faults.PATIENCE)
+        return ending
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """kill -9, and waits until it is gone."""
+        self._process.kill()
+        self.dies()
+
+    def dies(self) -> None:
+        """Waits until it is gone without having said a word."""
+        self._process.join(faults.PATIENCE)
+        assert self._process.exitcode == -signal.SIGKILL, f"ended with {self._process.exitcode}"
+
+    def pause(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def reaches_or_ends(self, place: str) -> Ending | None:
+        """Waits until it stands there (None), or has ended before."""
+        told = self._receive()
+        return told if isinstance(told, Ending) else self._expect(told, place)
+
+    def died_or_ended(self) -> Ending | None:
+        """Waits for its end; None if it was killed."""
+        try:
+            return self.ends()
+        except EOFError:
+            self.dies()
+            return None
+
+    def _expect(self, told: object, place: str) -> None:
+        assert told == place, f"the engine did not get to {place!r}: {told}"
+
+    def _receive(self) -> Any:
+        assert self._pipe.poll(faults.PATIENCE), f"nothing heard of the engine for {faults.PATIENCE} s"
+        return self._pipe.recv()
+
+    def destroy(self) -> None:
+        self._process.kill()
+        self._process.join(faults.PATIENCE)
+        self._pipe.close()
+
+
+class Engines:
+    """Starts engines, and leaves none behind."""
+
+    def __init__(self) -> None:
+        self._all: list[Engine] = []
+
+    def start(self, plan: Plan) -> Engine:
+        """One run, in a process of its own."""
+        return self._add(Engine(_one_run, plan))
+
+    def keep_running(self, plan: Plan) -> Engine:
+        """One run after another, until a signal comes."""
+        return self._add(Engine(_many_runs, plan))
+
+    def finish(self, url: str) -> None:
+        """Healthy runs until nothing is left to do; at least one."""
+
+        def done() -> bool:
+            ending = self.start(Plan(url)).ends()
+            assert ending.outcome in ("succeeded", "capped"), ending
+            return not jobs.query(url, "select id from source except select id from target")
+
+        faults.wait_until(done, "a healthy run finishes everything")
+
+    def _add(self, engine: Engine) -> Engine:
+        self._all.append(engine)
+        return engine
+
+    def destroy(self) -> None:
+        for engine in self._all:
+            engine.destroy()
+
+
+@contextlib.contextmanager
+def engines() -> Generator[Engines]:
+    made = Engines()
+    try:
+        yield made
+    finally:
+        made.destroy()
+
+
+# ── the engine's side ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Way:
+    """The way of one engine past all places."""
+
+    def __init__(self, pipe: Pipe, plan: Plan) -> None:
+        self._pipe = pipe
+        self._plan = plan
+        self._stops = [plan.stop_at, plan.then]
+        self._left = plan.nth
+
+    def at(self, place: str) -> None:
+        if self._stops and place == self._stops[0]:
+            self._left -= 1
+            if self._left <= 0:
+                del self._stops[0]
+                self._stand(place)
+
+    def _stand(self, place: str) -> None:
+        self._pipe.send(place)
+        try:
+            told = self._pipe.recv()
+        except EOFError:
+            os._exit(70)  # the test is gone
+        if told == "fail":
+            raise BoomError("told to fail")
+
+
+def _one_run(pipe: Pipe, plan: Plan) -> None:
+    _raise_on_signals()
+    way = _Way(pipe, plan)
+    _announce_answers(way)
+    if plan.die_at is not None:
+        _die_at(plan.die_at, sent=plan.sent)
+    pipe.send(_run(way, plan))
+
+
+def _run(way: _Way, plan: Plan) -> Ending:
+    run: Run | None = None
+
+    def observe(station: Station) -> None:
+        if plan.variant is not None and run is not None:
+            variants.observe(plan.variant, run, station, way.at)
+        way.at(str(station))
+
+    if plan.variant is not None:
+        variants.patch(plan.variant)
+    error: BaseException | None = None
+    job = jobs.spec(batch_rows=10, batches=plan.batches)
+    lease = timedelta(seconds=plan.lease)
+    try:
+        with open_run(job, plan.url, log=jobs.LOG, observe=observe, lease=lease) as opened:
+            run = opened
+            run.apply(lambda batch: _WORK[plan.work](batch, way))
+        run.reported()
+    except BaseException as raised:
+        error = raised
+    record = None if run is None else run.record
+    return Ending(
+        error=None if error is None else type(error).__name__,
+        text=str(error),
+        outcome=None if run is None else str(run.outcome),
+        items=0 if record is None else record.items,
+        batches=0 if record is None else record.batches,
+        fence=None if record is None else record.fence,
+    )
+
+
+def _many_runs(pipe: Pipe, plan: Plan) -> None:
+    _raise_on_signals()
+    way = _Way(pipe, plan)
+    counts: Counter[str] = Counter()
+    random.seed(plan.seed)
+    with contextlib.suppress(Interrupted):
+        while True:
+            ending = _run(way, plan)
+            counts[ending.error or ending.outcome or "?"] += 1
+            if ending.error == Interrupted.__name__:
+                break
+            threading.Event().wait(random.uniform(0, 0.05))  # who knocks without a pause keeps the holder from ending
+    pipe.send(Ending(counts=dict(counts)))
+
+
+def _raise_on_signals() -> None:
+    def interrupt(number: int, _frame: object) -> None:
+        raise Interrupted(signal.Signals(number).name)
+
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def _announce_answers(way: _Way) -> None:
+    acquire, supersede, end = leases.acquire, leases.supersede, runs.end
+
+    def acquired(*args: Any, **kwargs: Any) -> Any:
+        grant = acquire(*args, **kwargs)
+        if grant.outcome == "granted":
+            way.at(GRANTED)
+        elif grant.outcome == "busy" and not kwargs["wait"]:
+            way.at(BUSY)
+        return grant
+
+    def superseded(*args: Any, **kwargs: Any) -> Any:
+        grant = supersede(*args, **kwargs)
+        way.at(SUPERSEDED)
+        return grant
+
+    def ended(*args: Any, **kwargs: Any) -> Any:
+        ending = end(*args, **kwargs)
+        if ending.result == "wanted":
+            way.at(WANTED)
+        return ending
+
+    leases.acquire, leases.supersede, runs.end = acquired, superseded, ended
+
+
+def _die_at(number: int, *, sent: bool) -> None:
+    wait = psycopg.Connection.wait
+    left = [number]
+
+    def counted(self: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            left[0] -= 1
+            if left[0] == 0:
+                if sent:
+                    next(generator)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return wait(self, generator, *args, **kwargs)
+
+    psycopg.Connection.wait = counted  # type: ignore[method-assign]
+
+
+# ── what the user's function does ────────────────────────────────────────────────────────────────────────────────
+
+
+def _rows(batch: Batch) -> list[dict[str, Any]]:
+    return [{"id": row["id"], "fence": batch.fence, "batch": batch.number} for row in batch.rows]
+
+
+def _copy(batch: Batch, way: _Way) -> None:
+    rows = _rows(batch)
+    middle = len(rows) // 2
+    batch.insert("target", rows[:middle])
+    way.at(WORKING)
+    batch.insert("target", rows[middle:])
+
+
+def _copy_and_sleep(batch: Batch, way: _Way) -> None:
+    """Holds a row of the user's, too, and is in a statement that lasts."""
+    batch.execute("update ledger set batches = batches + 1")
+    batch.insert("target", _rows(batch))
+    way.at(WORKING)
+    batch.execute("select pg_sleep(60)")
+
+
+def _swallow(batch: Batch, way: _Way) -> None:
+    """Takes no error for an answer: tries to write on and on, then returns as if nothing had been."""
+    batch.insert("target", _rows(batch))
+    with contextlib.suppress(Exception):
+        batch.execute("select pg_sleep(60)")
+    way.at(WORKING)
+    for _ in range(50):
+        with contextlib.suppress(Exception):
+            batch.insert("target", _rows(batch))
+
+
+def _copy_slowly(batch: Batch, way: _Way) -> None:
+    """Takes a while, in the client or in the server, so that faults find it everywhere."""
+    rows = _rows(batch)
+    middle = random.randint(0, len(rows))
+    batch.insert("target", rows[:middle])
+    if random.random() < 0.5:
+        batch.execute("select pg_sleep(%s)", [random.uniform(0, 0.05)])
+    else:
+        threading.Event().wait(random.uniform(0, 0.05))
+    batch.copy("target", rows[middle:])
+
+
+_WORK: dict[str, Callable[[Batch, _Way], None]] = {
+    "copy": _copy,
+    "copy and sleep": _copy_and_sleep,
+    "swallow": _swallow,
+    "copy slowly": _copy_slowly,
+}

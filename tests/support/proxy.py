@@ -1,0 +1,126 @@
+"""A proxy before Postgres that cuts a connection at a message which calls a function of the line.
+
+It knows the wire well enough to tell one message from the next, and when the server has answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from enum import Enum
+
+from psycopg import conninfo
+
+from gaffer_dagster.store.db import parse_url
+
+_READY = b"Z\x00\x00\x00\x05I"  # the server is done with a message, and in no transaction
+
+
+class Cut(str, Enum):
+    NONE = "not at all"
+    BEFORE = "before the message is sent"
+    DURING = "once it is sent, before it is done"
+    AFTER = "once it is done, before the answer arrives"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Proxy:
+    """Waits for a message that calls the first function of `cuts`, does to it what is said there, then waits for the
+    next; when none is left it passes everything."""
+
+    def __init__(self, url: str, cuts: list[tuple[str, Cut]]) -> None:
+        self._parts = parse_url(url)
+        self._cuts = cuts
+        self.url = ""
+
+    @property
+    def is_through(self) -> bool:
+        """Every cut was made."""
+        return not self._cuts
+
+    async def start(self) -> asyncio.AbstractServer:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        away = {"host": "127.0.0.1", "port": port, "sslmode": "disable", "gssencmode": "disable"}
+        self.url = conninfo.make_conninfo(**(self._parts | away))
+        return server
+
+    async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        host, port = self._parts.get("host") or "/tmp", int(self._parts.get("port") or 5432)
+        if host.startswith("/"):
+            server, to_server = await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
+        else:
+            server, to_server = await asyncio.open_connection(host, port)
+        quiet = asyncio.Event()  # answers are swallowed
+        done = asyncio.Event()
+        back = asyncio.create_task(self._pass_answers(server, to_client, quiet, done))
+        try:
+            await self._pass_messages(client, to_server, quiet, done)
+        except (asyncio.IncompleteReadError, OSError):
+            pass  # either side is gone
+        finally:
+            to_client.transport.abort()
+            to_server.close()
+            back.cancel()
+
+    async def _pass_messages(
+        self, client: asyncio.StreamReader, to_server: asyncio.StreamWriter, quiet: asyncio.Event, done: asyncio.Event
+    ) -> None:
+        kind = b""  # the first message has none
+        while True:
+            size = await client.readexactly(4)
+            body = await client.readexactly(struct.unpack("!i", size)[0] - 4)
+            cut = Cut.NONE
+            if self._cuts and f"gaffer.{self._cuts[0][0]}(".encode() in body:
+                cut = self._cuts.pop(0)[1]
+            if cut is Cut.BEFORE:
+                return
+            if cut is not Cut.NONE:
+                quiet.set()
+            to_server.write(kind + size + body)
+            await to_server.drain()
+            if cut is Cut.AFTER:
+                await done.wait()
+            if cut is not Cut.NONE:
+                return
+            kind = await client.readexactly(1)
+
+    async def _pass_answers(
+        self, server: asyncio.StreamReader, to_client: asyncio.StreamWriter, quiet: asyncio.Event, done: asyncio.Event
+    ) -> None:
+        last = b""
+        while chunk := await server.read(65536):
+            if quiet.is_set():
+                last = (last + chunk)[-len(_READY) :]
+                if last == _READY:
+                    done.set()
+            else:
+                to_client.write(chunk)
+                await to_client.drain()
+        done.set()
+        to_client.close()
+
+
+@contextmanager
+def cutting(url: str, *cuts: tuple[str, Cut]) -> Generator[Proxy]:
+    """A proxy to the server of `url`, which is to be reached by the proxy's own `url`."""
+    loop = asyncio.new_event_loop()
+    proxy = Proxy(url, list(cuts))
+    server = loop.run_until_complete(proxy.start())
+    thread = threading.Thread(target=loop.run_forever, name="proxy", daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        server.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()

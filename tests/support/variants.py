@@ -1,0 +1,177 @@
+"""Broken protocols, made from the product's own text, to show that the checks of the chaos tests can see.
+
+`commit_batch` refuses a stale batch three times over: by the fence, by the watermark that must be where the batch
+found it, and by the run's row that must be running under the lease. A variant that breaks one of them would be saved
+by the others; so each variant here is made from `BARE`, which has nothing but the fence, and `BARE` itself must pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from gaffer_dagster.domain.watermark import RowPosition
+from gaffer_dagster.engine.run import Run
+from gaffer_dagster.engine.steps import Station
+from gaffer_dagster.store import db, migrate, new_rows
+from tests.support import jobs
+
+CHECKED = "checked"
+"""The place between a variant's check and what follows it, where the two are messages of their own."""
+
+_CHECK = "where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id for no key update;"
+_BARE = {
+    "where job = p_job and position is not distinct from p_from;": "where job = p_job;",
+    "where id = p_run_id and lease_id = p_lease_id and outcome = 'running'": "where id = p_run_id",
+}
+_TO_THE_CHECK = "    perform 1 from gaffer.job_lease"
+_AFTER_THE_CHECK = "    v_now := gaffer.clock();"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`replaced`: in the text of commit_batch. `check_at`: where the check is done as a message of its own, and
+    `check`: what replaces it there. `page`: how the rows are read."""
+
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    check_at: Station | None = None
+    check: str = _CHECK
+    page: Callable[..., Any] | None = None
+    believes_errors: bool = False
+
+
+def _page_by_id(
+    connection: db.Connection,
+    source: Any,
+    _where: Any,
+    position: RowPosition | None,
+    _horizon: str | None,
+    limit: int,
+    *,
+    below: str | None = None,
+) -> new_rows.Rows | None:
+    """The cursor that everybody writes first."""
+    after = 0 if position is None else int(position.key)
+    found = connection.execute(
+        sql.SQL(
+            "select id, gaffer_xid::text from {} where id > %s and (%s::xid8 is null or gaffer_xid < %s::xid8)"
+            " order by id limit %s"
+        ).format(source.table.identifier),
+        [after, below, below, limit],
+    ).fetchall()
+    return (
+        new_rows.Rows([{"id": row[0]} for row in found], RowPosition(found[-1][1], str(found[-1][0])))
+        if found
+        else None
+    )
+
+
+def _page_by_id_below_the_horizon(*args: Any) -> new_rows.Rows | None:
+    return _page_by_id(*args, below=args[4])
+
+
+VARIANTS: dict[str, Variant] = {
+    "the product": Variant(),
+    # Nothing but the fence; passes.
+    "bare": Variant(_BARE),
+    "time-only lease": Variant(
+        {**_BARE, _CHECK: "where job = p_job and slot = p_slot and lease_until > gaffer.clock() for no key update;"}
+    ),
+    "number-only fence": Variant(
+        {**_BARE, _CHECK: "where job = p_job and slot = p_slot and fence = p_fence for no key update;"}
+    ),
+    # The check as a message of its own, with a lock; passes, since the row stays locked until the end.
+    "locking check, then COMMIT": Variant(_BARE, check_at=Station.APPLIED),
+    "locking check, then the writes": Variant(_BARE, check_at=Station.DUE),
+    "plain SELECT, then COMMIT": Variant(
+        _BARE, check_at=Station.APPLIED, check=_CHECK.replace(" for no key update", "")
+    ),
+    "plain SELECT, then the writes": Variant(
+        _BARE, check_at=Station.DUE, check=_CHECK.replace(" for no key update", "")
+    ),
+    "key share, then the writes": Variant(
+        _BARE, check_at=Station.DUE, check=_CHECK.replace("no key update", "key share")
+    ),
+    # A COMMIT whose answer is lost is taken for one that failed.
+    "error means not committed": Variant(_BARE, believes_errors=True),
+    "id > watermark": Variant(page=_page_by_id),
+    "id > watermark, below the horizon": Variant(page=_page_by_id_below_the_horizon),
+}
+
+
+def install(url: str, name: str) -> None:
+    """Replaces the protocol of this database by the variant's."""
+    variant = VARIANTS[name]
+    text = _function("commit_batch")
+    if variant.check_at is not None:
+        start, rest = _split(text, _TO_THE_CHECK)
+        check, rest = _split(rest, _AFTER_THE_CHECK)
+        alone = _replace(start + check, {_CHECK: variant.check, ".commit_batch(": ".check_batch("})
+        _define(url, alone + "    return null;\nend $$;")
+        text = start + rest
+    _define(url, _replace(text, variant.replaced))
+
+
+def patch(name: str) -> None:
+    """Replaces what the variant does differently in this process."""
+    variant = VARIANTS[name]
+    if variant.page is not None:
+        new_rows.page = variant.page
+    if variant.believes_errors:
+        Run._was_committed = _believe_the_error  # type: ignore[method-assign]
+
+
+def observe(name: str, run: Run, station: Station, at: Callable[[str], None]) -> None:
+    """Does the variant's check where it is a message of its own."""
+    if station is VARIANTS[name].check_at:
+        lease = run._lease
+        connection = run._work()
+        with db.refusals():
+            connection.execute(
+                "select gaffer.check_batch(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+                [
+                    lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, run._batch_id,
+                    Jsonb(None), Jsonb(None), None, 0, run._duration,
+                ],
+            )  # fmt: skip
+        at(CHECKED)
+
+
+def _define(url: str, text: str) -> None:
+    with jobs.connect(url) as connection:
+        connection.execute(text)  # without parameters: it has % of its own
+
+
+def _function(name: str) -> str:
+    """The newest definition of a function of the protocol, to replace it by."""
+    found = [
+        match[0]
+        for migration in migrate.migrations()
+        for match in re.finditer(
+            rf"create (or replace )?function gaffer\.{name}\(.*?\n(end )?\$\$;", migration.text, re.DOTALL
+        )
+    ]
+    return found[-1].replace("create function", "create or replace function", 1)
+
+
+def _replace(text: str, replaced: Mapping[str, str]) -> str:
+    for old, new in replaced.items():
+        assert text.count(old) == 1, f"the migrations do not have this text once any more: {old}"
+        text = text.replace(old, new)
+    return text
+
+
+def _split(text: str, at: str) -> tuple[str, str]:
+    assert text.count(at) == 1, f"the migrations do not have this text once any more: {at}"
+    where = text.index(at)
+    return text[:where], text[where:]
+
+
+def _believe_the_error(run: Run, _number: int) -> bool:
+    run._reconnect()
+    return False
