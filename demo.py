@@ -147,14 +147,15 @@ def serve(url: str, environment: dict[str, str], console: Console) -> int:
     threading.Thread(target=drip, args=(url, stop), daemon=True).start()
     console.print(f"\nDagster is at http://127.0.0.1:{port} in a moment (Ctrl-C stops it); the schedules are on.")
     console.print("In another terminal: .venv/bin/gaffer status, .venv/bin/gaffer runs\n")
+    # In a session of its own, so that Ctrl-C reaches it once, from here: a second one would cut its tidying up short.
     server = subprocess.Popen(
         [str(Path(sys.executable).parent / "dagster"), "dev", "-h", "127.0.0.1", "-p", str(port)],
         env=environment,
         cwd=HERE,
+        start_new_session=True,
     )
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # a terminal tells the server itself; it takes its time to stop
-    signal.signal(signal.SIGTERM, lambda *_: server.send_signal(signal.SIGINT))
+        signal.signal(number, lambda *_: server.send_signal(signal.SIGINT))
     code = server.wait()
     stop.set()
     return 0 if code in (0, -signal.SIGINT, 130) else code

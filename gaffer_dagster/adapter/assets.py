@@ -133,9 +133,9 @@ def _materialize(
     try:
         with resource.run(job.spec) as run:
             run.apply(job.work)
-    except BaseException:
+    except Exception:
         if run is not None and run.record is not None:
-            context.log_event(dg.AssetObservation(context.asset_key, metadata=metadata.of_run(run.record)))
+            yield dg.AssetObservation(context.asset_key, metadata=metadata.of_run(run.record))
         raise
     if run.record is not None and run.record.batches:
         yield dg.MaterializeResult(metadata={**metadata.of_run(run.record), **run.metadata})

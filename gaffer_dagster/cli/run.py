@@ -95,9 +95,21 @@ def _run_once(job: Any, url: str, *, despite_pause: bool, as_json: bool) -> tupl
 def _jobs_in(file: Path | None, module: str | None) -> dict[str, Any]:
     if (file is None) == (module is None):
         raise BadInputError("name where the job is defined: either -f FILE or -m MODULE")
-    loaded = _load_file(file) if file is not None else importlib.import_module(module or "")
+    loaded = _load_file(file) if file is not None else _load_module(module or "")
     # Only now is Dagster needed: the definitions use it.
     return importlib.import_module("gaffer_dagster.adapter.definitions").find_jobs(loaded)
+
+
+def _load_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and something that it imports is not
+        raise BadInputError(
+            f"there is no module {name!r} here; run in the folder that it is in, or install it"
+        ) from None
 
 
 def _load_file(file: Path) -> ModuleType:

@@ -244,7 +244,8 @@ class Run:
     def _open(self) -> tuple[Page, Batch, float] | None:
         """DUE: the next batch with its transaction open; None: nothing is due, or a bound is reached."""
         while True:
-            self._check()
+            if self._stopped is not Stop.DEADLINE:  # past it no batch begins, so that none is cut either
+                self._check()
             left = self._left()
             if self._batches >= self._limits.batches or left <= self._longest:
                 return None
@@ -482,7 +483,11 @@ class Run:
 
     @property
     def _stopped(self) -> Stop | None:
-        return None if self._keeper is None else self._keeper.stopped
+        if self._keeper is None:
+            return None
+        # The keeper looks only now and then; what the server cuts at its own limit meanwhile is cut at the deadline.
+        past = Stop.DEADLINE if self._left() <= timedelta() else None
+        return self._keeper.stopped or past
 
     def _release_keeper(self) -> None:
         if self._keeper is not None:

@@ -37,7 +37,7 @@ def acquire(
     """Takes the lease, or says why not. The same call with the same `lease_id` gives the same answer."""
     with connection.cursor(row_factory=class_row(Grant)) as cursor, db.refusals():
         cursor.execute(
-            db.BEGIN + "set local statement_timeout = '15s';"
+            db.BEGIN + "set local statement_timeout = '15s';"  # noqa: S608 — literals
             " select * from gaffer.acquire(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s); commit",
             [
                 job, slot, lease_id, owner, lease, timeout, trigger, tick, dagster_run_id, spec_hash, wait, despite_pause,
@@ -59,7 +59,7 @@ def supersede(connection: db.Connection, lease: Lease, new_lease_id: UUID, durat
     """Exchanges the fence for the next one, waiting for whatever still holds the row."""
     with connection.cursor(row_factory=class_row(Grant)) as cursor, db.refusals():
         cursor.execute(
-            db.BEGIN + f"set local statement_timeout = '{_PATIENCE}';"
+            db.BEGIN + f"set local statement_timeout = '{_PATIENCE}';"  # noqa: S608 — literals
             " select * from gaffer.supersede(%s, %s, %s, %s, %s, %s, %s); commit",
             [lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, new_lease_id, duration],
         )

@@ -26,10 +26,10 @@ def insert_by_arrays(table: Table, rows: Rows) -> tuple[sql.Composed, list[list[
     if any(table.columns[name].category == "A" for name in names) or any(map(_is_mixed, arrays)):
         return None
     statement = sql.SQL("insert into {} ({}) select * from unnest({})").format(
-        table.identifier,
-        _names(names),
+        _doubled(table.schema, table.name),
+        sql.SQL(", ").join(map(_doubled, names)),
         sql.SQL(", ").join(
-            sql.SQL("%s::{}[]").format(sql.SQL(table.columns[name].base))  # pyright: ignore[reportArgumentType]
+            sql.SQL("%s::{}[]").format(sql.SQL(table.columns[name].base.replace("%", "%%")))  # pyright: ignore[reportArgumentType]
             for name in names  # the catalog's own name of the type, without a length that a cast would cut to
         ),
     )
@@ -40,7 +40,9 @@ def insert_one_by_one(table: Table, rows: Rows) -> tuple[sql.Composed, list[list
     """The statement for one row, and the parameters of each."""
     names = _columns(table, rows)
     statement = sql.SQL("insert into {} ({}) values ({})").format(
-        table.identifier, _names(names), sql.SQL(", ").join([sql.Placeholder()] * len(names))
+        _doubled(table.schema, table.name),
+        sql.SQL(", ").join(map(_doubled, names)),
+        sql.SQL(", ").join([sql.Placeholder()] * len(names)),
     )
     return statement, [[_value(table, name, row[name]) for name in names] for row in rows]
 
@@ -48,12 +50,15 @@ def insert_one_by_one(table: Table, rows: Rows) -> tuple[sql.Composed, list[list
 def copy(table: Table, rows: Rows) -> tuple[sql.Composed, list[list[Any]]]:
     """The COPY statement, and all the rows that it will be sent."""
     names = _columns(table, rows)
-    statement = sql.SQL("copy {} ({}) from stdin").format(table.identifier, _names(names))
+    statement = sql.SQL("copy {} ({}) from stdin").format(
+        table.identifier, sql.SQL(", ").join(map(sql.Identifier, names))
+    )
     return statement, [[_value(table, name, row[name]) for name in names] for row in rows]
 
 
-def _names(names: list[str]) -> sql.Composed:
-    return sql.SQL(", ").join(map(sql.Identifier, names))
+def _doubled(*names: str) -> sql.Identifier:
+    """A name in a statement that has parameters, where a % of its own is written twice."""
+    return sql.Identifier(*(name.replace("%", "%%") for name in names))
 
 
 def _columns(table: Table, rows: Rows) -> list[str]:

@@ -69,6 +69,8 @@ def statements(connection: db.Connection, table_name: str, key: str, *, changed:
             sql.SQL("alter table {} add column {} xid8 not null default pg_catalog.pg_current_xact_id()").format(
                 name, column
             )
+            if XID_COLUMN not in table.columns
+            else sql.SQL("alter table {} alter column {} set not null").format(name, column)
         )
     if state.trigger != mode:
         events = sql.SQL("insert or update") if mode == "changed" else sql.SQL("insert or update of {}").format(column)
@@ -87,9 +89,8 @@ def statements(connection: db.Connection, table_name: str, key: str, *, changed:
         ).fetchone()
         concurrently = sql.SQL("") if partitioned and partitioned[0] else sql.SQL("concurrently ")
         todo.append(
-            sql.SQL("create index {}{} on {} ({}, {})").format(
-                concurrently, sql.Identifier(_index_name(table)), name, column, sql.Identifier(key)
-            )
+            # Postgres names it: a name of ours could be taken, by another table's or for another key of this one.
+            sql.SQL("create index {}on {} ({}, {})").format(concurrently, name, column, sql.Identifier(key))
         )
     return [statement.as_string(connection) for statement in todo]
 
@@ -162,9 +163,5 @@ def _state(connection: db.Connection, table: tables.Table, key: str) -> _State:
         column=column is not None and column.not_null,
         trigger=None if trigger is None else trigger[0].split("\\000")[0],
         index=index is not None and index[0],
-        broken_index=index[1] if index is not None and not index[0] and index[1] == _index_name(table) else None,
+        broken_index=index[1] if index is not None and not index[0] else None,
     )
-
-
-def _index_name(table: tables.Table) -> str:
-    return f"{table.name[:50]}_{XID_COLUMN}"

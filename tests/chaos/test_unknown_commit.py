@@ -96,3 +96,25 @@ def test_an_end_that_is_cut_is_recorded_once(cut: Cut, engines: Engines, url: st
     _prepare(url)
     assert _run_through(engines, url, ("end_run", cut)).fence == 1
     _all_is_well(engines, url)
+
+
+_AWAY = ("connect", Cut.BEFORE)
+
+
+def test_a_server_that_is_away_for_a_while_is_asked_again_between_two_batches(engines: Engines, url: str) -> None:
+    _prepare(url)
+    _run_through(engines, url, ("commit_batch", Cut.NONE), ("begin_batch", Cut.BEFORE), _AWAY, _AWAY)
+    _all_is_well(engines, url)
+
+
+def test_a_server_that_is_away_for_a_while_is_asked_again_when_a_commit_is_unknown(engines: Engines, url: str) -> None:
+    _prepare(url)
+    ending = _run_through(engines, url, ("commit_batch", Cut.AFTER), _AWAY, _AWAY, ("supersede", Cut.AFTER), _AWAY)
+    assert ending.fence == 2
+    _all_is_well(engines, url)
+
+
+def test_a_server_that_is_away_for_a_while_is_asked_again_at_the_end(engines: Engines, url: str) -> None:
+    _prepare(url)
+    assert _run_through(engines, url, ("end_run", Cut.AFTER), _AWAY, _AWAY).fence == 1
+    _all_is_well(engines, url)

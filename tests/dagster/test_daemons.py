@@ -66,10 +66,12 @@ def test_without_configuration_a_second_run_ends_busy_at_once(url: str, tmp_path
         events = [event["__typename"] for event in made.events(second)]
         assert "ObservationEvent" in events
         assert "MaterializationEvent" not in events
-        assert jobs.query(url, "select outcome, items from gaffer.job_runs where dagster_run_id = %s", second) == [("busy", 0)]
+        assert jobs.query(url, "select outcome, items from gaffer.job_runs where dagster_run_id = %s", second) == [
+            ("busy", 0)
+        ]
         step(url, "holder", "go")
         assert made.finish(holder) == "SUCCESS"
         # The holder was told that it was wanted, looked again, and ended with nothing left.
-        assert jobs.query(url, "select outcome, items, backlog from gaffer.job_runs where dagster_run_id = %s", holder) == [
-            ("succeeded", 5, 0)
-        ]
+        assert jobs.query(
+            url, "select outcome, items, backlog from gaffer.job_runs where dagster_run_id = %s", holder
+        ) == [("succeeded", 5, 0)]

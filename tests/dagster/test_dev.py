@@ -42,12 +42,16 @@ def dagster(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def step(url: str, job: str, step: str) -> None:
-    jobs.execute(url, "insert into script values (%s, %s) on conflict (job) do update set step = excluded.step", job, step)
+    jobs.execute(
+        url, "insert into script values (%s, %s) on conflict (job) do update set step = excluded.step", job, step
+    )
 
 
 def seen(url: str, job: str, seconds: float = 60) -> tuple[int, int]:
     """Process and backend of the run that is inside its function."""
-    found = wait_until(lambda: jobs.query(url, "select pid, backend from seen where job = %s", job), seconds, f"{job} at work")
+    found = wait_until(
+        lambda: jobs.query(url, "select pid, backend from seen where job = %s", job), seconds, f"{job} at work"
+    )
     return found[0][0], found[0][1]
 
 
@@ -57,9 +61,15 @@ def rows_of(url: str, run: str) -> list[tuple[Any, ...]]:
 
 def test_a_tick_runs_the_job_and_the_table_changes(database: str, dagster: Deployment) -> None:
     jobs.add_rows(database, 30, table="source_ticking")
-    wait_until(lambda: jobs.query(database, "select 1 from target_ticking having count(*) = 30"), 150, "a tick that did its work")
+    wait_until(
+        lambda: jobs.query(database, "select 1 from target_ticking having count(*) = 30"),
+        150,
+        "a tick that did its work",
+    )
     run = wait_until(
-        lambda: [r for r in dagster.runs() if r["jobName"] == "ticking_job" and r["status"] == "SUCCESS"], 60, "a success"
+        lambda: [r for r in dagster.runs() if r["jobName"] == "ticking_job" and r["status"] == "SUCCESS"],
+        60,
+        "a success",
     )[-1]
     ran = jobs.query(
         database,
@@ -112,7 +122,9 @@ def test_a_second_run_of_a_job_queues(database: str, dagster: Deployment) -> Non
 
 
 @pytest.mark.parametrize("step_name", ["hold", "statement"])
-def test_terminating_in_the_page_frees_the_lease_and_the_rows(database: str, dagster: Deployment, step_name: str) -> None:
+def test_terminating_in_the_page_frees_the_lease_and_the_rows(
+    database: str, dagster: Deployment, step_name: str
+) -> None:
     name = f"terminated-{step_name}"
     jobs.add_rows(database, 5, table="source_asked")
     step(database, name, step_name)

@@ -415,7 +415,7 @@ def test_a_table_name_that_cannot_be_read_fails_the_batch_by_name(url: str, work
     if jobs.query(url, "select current_setting('server_version_num')::int >= 160000") == [(True,)]:
         assert work(swallows).outcome is Outcome.SUCCEEDED  # the look-up finds nothing, and spoils nothing
     else:
-        with pytest.raises(BadInputError, match="no such. table"):
+        with pytest.raises(BadInputError, match=r"no such\. table"):
             work(swallows)
         assert "no such. table" in last_run(url)[2]
 

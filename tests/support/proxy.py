@@ -31,7 +31,8 @@ class Cut(str, Enum):
 
 class Proxy:
     """Waits for a message that calls the first function of `cuts`, does to it what is said there, then waits for the
-    next; when none is left it passes everything."""
+    next; when none is left it passes everything. In place of a function, `connect` is a new connection, which is
+    refused."""
 
     def __init__(self, url: str, cuts: list[tuple[str, Cut]]) -> None:
         self._parts = parse_url(url)
@@ -51,6 +52,10 @@ class Proxy:
         return server
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        if self._cuts and self._cuts[0][0] == "connect":
+            self._cuts.pop(0)
+            to_client.transport.abort()
+            return
         host, port = self._parts.get("host") or "/tmp", int(self._parts.get("port") or 5432)
         if host.startswith("/"):
             server, to_server = await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")

@@ -32,7 +32,10 @@ def _pid(batch: gd.Batch) -> int:
 
 
 ticking = gd.gaffer_asset(
-    name="ticking", schedule=gd.Schedule("* * * * *"), due=gd.NewRows("source_ticking", "id"), bounds=gd.Bounds(timeout="45s")
+    name="ticking",
+    schedule=gd.Schedule("* * * * *"),
+    due=gd.NewRows("source_ticking", "id"),
+    bounds=gd.Bounds(timeout="45s"),
 )(copy_rows)
 asked = gd.gaffer_asset(name="asked", due=gd.NewRows("source_asked", "id"), bounds=gd.Bounds(timeout="5m"))(copy_rows)
 

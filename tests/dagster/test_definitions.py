@@ -1,0 +1,221 @@
+"""What `build_definitions` and `gaffer_asset` give to Dagster, without its daemons."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import dagster as dg
+import pytest
+
+import gaffer_dagster as gd
+from gaffer_dagster.engine.log import JsonFormatter
+from tests.support import jobs
+
+RESOURCE = gd.GafferResource(dsn=dg.EnvVar("GAFFER_DATABASE_URL"))
+
+
+def make(name: str = "copied", **options: Any) -> dg.AssetsDefinition:
+    options.setdefault("due", gd.NewRows("source", "id"))
+    return gd.gaffer_asset(name=name, **options)(jobs.copy_rows)
+
+
+def materialize(url: str, asset: dg.AssetsDefinition, **options: Any) -> dg.ExecuteInProcessResult:
+    return dg.materialize([asset], resources={"gaffer": gd.GafferResource(dsn=url)}, **options)
+
+
+def metadata_of(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+    (event,) = result.get_asset_materialization_events()
+    return {key: value.value for key, value in event.materialization.metadata.items()}
+
+
+def test_a_job_and_a_running_schedule_for_each_asset() -> None:
+    asset = make(schedule=gd.Schedule("H 6 * * *", timezone="America/New_York"), bounds=gd.Bounds(timeout="20m"))
+    defs = gd.build_definitions(asset, make("unscheduled"), resource=RESOURCE)
+    schedule = defs.resolve_schedule_def("copied_schedule")
+    assert schedule.execution_timezone == "America/New_York"
+    assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
+    minute, rest = str(schedule.cron_schedule).split(" ", 1)
+    assert 0 <= int(minute) <= 59
+    assert rest == "6 * * *"
+    job = defs.resolve_job_def("copied_job")
+    assert job.executor_def is dg.in_process_executor
+    assert job.run_tags == {"gaffer/job": "copied", "dagster/max_runtime": "1260"}
+    assert asset.op.pools == {"gaffer/copied"}
+    assert asset.op.retry_policy is None
+    assert [found.name for found in defs.schedules or []] == ["copied_schedule"]
+
+
+def test_it_merges_with_the_users_own_definitions() -> None:
+    @dg.asset
+    def theirs() -> None: ...
+
+    merged = dg.Definitions.merge(
+        gd.build_definitions(make(schedule=gd.Schedule("@daily")), resource=RESOURCE),
+        dg.Definitions(assets=[theirs], resources={"other": "x"}, executor=dg.multiprocess_executor),
+    )
+    dg.Definitions.validate_loadable(merged)
+    assert {key.to_user_string() for key in merged.resolve_asset_graph().get_all_asset_keys()} == {"copied", "theirs"}
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: gd.build_definitions(make()), "either resource= or resources="),
+        (lambda: gd.build_definitions(make(), make(), resource=RESOURCE), "'copied' is given twice"),
+        (lambda: gd.build_definitions(make(database="crm"), resource=RESOURCE), "wants the resource 'crm'"),
+        (lambda: make("Copied"), "lower case"),
+        (lambda: make(exclusion="advisory"), "exclusion='advisory'"),
+        (
+            lambda: make(schedule=gd.Schedule("*/5 * * * *"), bounds=gd.Bounds(timeout="5m")),
+            r"timeout=5m is not shorter than the schedule's smallest interval of 5m",
+        ),
+        (lambda: make(due=gd.NewRows("source", "id", settle="1h")), "settle='1h' is not offered"),
+    ],
+)
+def test_a_definition_that_cannot_be_meant_is_refused(call: Any, told: str) -> None:
+    with pytest.raises(gd.GafferError, match=told):
+        call()
+
+
+def test_a_foreign_asset_is_refused() -> None:
+    @dg.asset
+    def theirs() -> None: ...
+
+    with pytest.raises(gd.GafferError, match="was not made by @gaffer_asset"):
+        gd.build_definitions(theirs, resource=RESOURCE)
+
+
+def test_what_dagster_is_told_has_stable_keys_and_numbers(url: str) -> None:
+    jobs.make_source(url, 25)
+    found = metadata_of(materialize(url, make(schedule=gd.Schedule("@hourly"), bounds=gd.Bounds(batch_rows=10))))
+    numbers = {key: found[f"gaffer/{key}"] for key in ("items", "batches", "backlog", "fence", "ticks_covered")}
+    assert numbers == {"items": 25, "batches": 3, "backlog": 0, "fence": 1, "ticks_covered": 0}
+    assert found["gaffer/outcome"] == "succeeded"
+    assert isinstance(found["gaffer/lag_seconds"], float)
+    assert isinstance(found["gaffer/duration_seconds"], float)
+    assert found["gaffer/watermark"].startswith("key 25")
+    assert isinstance(found["gaffer/run_id"], int)
+    assert found["gaffer/next_run_at"] > 1_700_000_000
+
+
+def test_the_functions_own_metadata_is_added(url: str) -> None:
+    jobs.make_source(url, 1)
+
+    @gd.gaffer_asset(due=gd.NewRows("source", "id"))
+    def telling(batch: gd.Batch) -> dict[str, Any]:
+        return {"mine": len(batch.rows)}
+
+    assert metadata_of(materialize(url, telling))["mine"] == 1
+
+
+def test_downstream_is_not_woken_when_nothing_was_due(url: str) -> None:
+    jobs.make_source(url)
+    asset = make()
+
+    @dg.asset(deps=[asset])
+    def downstream() -> None: ...
+
+    result = dg.materialize([asset, downstream], resources={"gaffer": gd.GafferResource(dsn=url)})
+    assert result.success
+    assert result.get_asset_materialization_events() == []
+    (observation,) = result.get_asset_observation_events()
+    told = observation.asset_observation_data.asset_observation.metadata
+    assert told["gaffer/outcome"].value == "succeeded"
+
+
+def test_a_busy_run_says_so_and_succeeds(url: str) -> None:
+    jobs.make_source(url, 1)
+    with jobs.opened(jobs.spec("copied"), url):
+        result = materialize(url, make())
+    assert result.success
+    (observation,) = result.get_asset_observation_events()
+    assert observation.asset_observation_data.asset_observation.metadata["gaffer/outcome"].value == "busy"
+
+
+def test_the_users_exception_is_the_one_that_dagster_shows(url: str) -> None:
+    jobs.make_source(url, 1)
+
+    class OwnError(Exception):
+        pass
+
+    @gd.gaffer_asset(due=gd.NewRows("source", "id"))
+    def failing(batch: gd.Batch) -> None:
+        raise OwnError("as it was")
+
+    with pytest.raises(OwnError, match="as it was"):
+        materialize(url, failing)
+    result = materialize(url, failing, raise_on_error=False)
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    cause = failure.step_failure_data.error.cause
+    assert cause is not None
+    assert cause.cls_name == "OwnError"
+    (observation,) = result.get_asset_observation_events()
+    assert observation.asset_observation_data.asset_observation.metadata["gaffer/outcome"].value == "failed"
+
+
+def test_a_run_inside_an_op_of_ones_own(url: str) -> None:
+    jobs.make_source(url, 5)
+    seen: list[tuple[str, int]] = []
+
+    @dg.op
+    def own(gaffer: gd.GafferResource) -> None:
+        with gaffer.run(jobs.spec("own", batch_rows=2)) as run:
+            for batch in run:
+                jobs.copy_rows(batch)
+        assert run.record is not None
+        seen.append((run.record.dagster_run_id or "", run.record.items))
+
+    @dg.job
+    def own_job() -> None:
+        own()
+
+    result = own_job.execute_in_process(resources={"gaffer": gd.GafferResource(dsn=url)})
+    assert seen == [(result.run_id, 5)]
+
+
+def test_the_lines_of_a_run_are_readable_and_json_on_a_handler(url: str) -> None:
+    jobs.make_source(url, 1)
+    lines: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(self.format(record))
+
+    handler = Kept()
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("dagster.builtin.gaffer")
+    logger.addHandler(handler)
+    try:
+        with dg.instance_for_test() as instance:
+            result = materialize(url, make(), instance=instance)
+            texts = [entry.user_message for entry in instance.all_logs(result.run_id) if entry.dagster_event is None]
+    finally:
+        logger.removeHandler(handler)
+    (ended,) = [text for text in texts if text.startswith("copied ended: ")]
+    for field in ("started_at=", "ended_at=", "items=1", "outcome=succeeded", "fence=1", "owner=", "backlog=0"):
+        assert field in ended
+    assert any('"event": "ended"' in line and '"items": 1' in line for line in lines), lines
+
+
+def test_a_missing_variable_is_named_and_the_location_still_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GAFFER_DATABASE_URL", raising=False)
+    asset = make()
+    dg.Definitions.validate_loadable(gd.build_definitions(asset, resource=RESOURCE))
+    with pytest.raises(dg.DagsterInvalidConfigError, match="GAFFER_DATABASE_URL"):
+        dg.materialize([asset], resources={"gaffer": RESOURCE})
+
+
+def test_two_databases_in_one_code_location(url: str, server_url: str) -> None:
+    from gaffer_dagster.testing import scratch_database
+
+    with scratch_database(server_url) as other:
+        for each in (url, other):
+            jobs.make_source(each, 3)
+        first, second = make("first"), make("second", database="crm")
+        result = dg.materialize(
+            [first, second], resources={"gaffer": gd.GafferResource(dsn=url), "crm": gd.GafferResource(dsn=other)}
+        )
+        assert result.success
+        assert jobs.query(url, "select job from gaffer.job_runs") == [("first",)]
+        assert jobs.query(other, "select job from gaffer.job_runs") == [("second",)]

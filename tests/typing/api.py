@@ -1,0 +1,74 @@
+"""Each public name as a user would use it. Checked by the type checker, never run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date, datetime, timedelta, timezone
+
+import dagster as dg
+from typing_extensions import assert_type
+
+import gaffer_dagster as gd
+
+
+@gd.gaffer_asset(
+    schedule=gd.Schedule("H 6 * * *", timezone="America/New_York"),
+    due=gd.NewRows("flights", key="id", where="carrier <> 'XX'"),
+    bounds=gd.Bounds(batch_rows=1_000, batches=100, timeout="20m", batch_timeout=timedelta(minutes=2)),
+    alerts=gd.Alerts(grace="30m", failures=3),
+    group_name="reports",
+    database="crm",
+)
+def with_rows(batch: gd.Batch) -> None:
+    assert_type(batch.fence, int)
+    assert_type(batch.run_id, int)
+    assert_type(batch.number, int)
+    for row in batch.rows:
+        assert_type(batch.key_for(row), str)
+    assert_type(batch.insert("t", [{"a": 1}]), int)
+    assert_type(batch.copy("t", ({"a": n} for n in range(3))), int)
+    batch.executemany("insert into t values (%s)", [(1,), (2,)])
+    with batch.savepoint():
+        batch.execute("update t set a = %(a)s", {"a": 1}).fetchone()
+    batch.log.info("said", rows=len(batch.rows))
+
+
+@gd.gaffer_asset(due=gd.EachInterval("@daily", settle="5m", start=date(2024, 1, 1)), schedule=gd.Schedule("@daily"))
+def with_window(batch: gd.Batch) -> dict[str, object]:
+    assert_type(batch.window.since, datetime)
+    assert_type(batch.key, str)
+    return {"days": 1}
+
+
+assert_type(with_rows, dg.AssetsDefinition)
+
+defs: dg.Definitions = gd.build_definitions(
+    with_rows,
+    with_window,
+    resources={
+        "gaffer": gd.GafferResource(dsn=dg.EnvVar("GAFFER_DATABASE_URL")),
+        "crm": gd.GafferResource(dsn=dg.EnvVar("CRM_DATABASE_URL")),
+    },
+)
+
+spec = gd.JobSpec("by_hand", gd.NewRows("flights", key="id"))
+
+
+@dg.op
+def by_hand(gaffer: gd.GafferResource) -> None:
+    with gaffer.run(spec) as run:
+        for batch in run:
+            assert_type(batch, gd.Batch)
+    assert_type(run.outcome, gd.Outcome)
+    assert_type(run.record, gd.RunRecord | None)
+
+
+now = datetime.now(timezone.utc)
+assert_type(gd.Schedule("@hourly").next(now), datetime)
+assert_type(gd.Schedule("@hourly").latest(now), datetime | None)
+assert_type(gd.Schedule("@hourly").ticks(now, now), Iterator[datetime])
+
+try:
+    gd.Schedule("61 * * * *")
+except gd.GafferError:
+    pass
