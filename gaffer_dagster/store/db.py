@@ -42,6 +42,10 @@ _LIVENESS: dict[str, Any] = {
     "tcp_user_timeout": 15_000,
 }
 _SECRETS = ("password", "sslpassword", "passfile")
+_UNREADABLE = (
+    "the database URL cannot be read (not shown, it may hold a password); the form is "
+    "postgresql://user:password@host:5432/name, with %-escapes for special characters"
+)
 
 
 def parse_url(url: str) -> dict[str, Any]:
@@ -57,11 +61,13 @@ def parse_url(url: str) -> dict[str, Any]:
         raise BadInputError("the database URL is empty; give one such as postgresql://user@host:5432/name")
     try:
         parts = conninfo.conninfo_to_dict(text)
-    except psycopg.Error:
-        raise BadInputError(
-            "the database URL cannot be read (not shown, it may hold a password); the form is "
-            "postgresql://user:password@host:5432/name, with %-escapes for special characters"
-        ) from None
+    except (psycopg.Error, UnicodeError):
+        raise BadInputError(_UNREADABLE) from None
+    # A password with an @ or / of its own ends up in the host, the port or the name, which errors show.
+    before_query = text.partition("://")[2].partition("?")[0]
+    astray = before_query.count("@") > 1 or "@" in before_query.partition("/")[2]
+    if astray or re.search(r"[^0-9,]", str(parts.get("port") or "")):
+        raise BadInputError(_UNREADABLE)
     if "options" in parts:
         raise BadInputError(
             "the database URL sets 'options', which poolers drop or refuse; set them with ALTER ROLE instead"
@@ -84,9 +90,14 @@ def connect(url: str, *, application_name: str) -> Connection:
         # ClientCursor binds on the client, so that one message can carry several statements and their parameters.
         return psycopg.connect(**parts, autocommit=True, prepare_threshold=None, cursor_factory=psycopg.ClientCursor)
     except psycopg.OperationalError as error:
+        said = [line for line in str(error).splitlines() if line.strip() and not line[0].isspace()]
         raise DatabaseUnavailableError(
-            f"Postgres cannot be reached at {describe(url)}: {str(error).strip().splitlines()[-1]}; "
+            f"Postgres cannot be reached at {describe(url)}: {said[-1] if said else type(error).__name__}; "
             "check that it runs, the URL, and the network in between"
+        ) from None
+    except (psycopg.ProgrammingError, UnicodeError) as error:  # a setting, or a host, that cannot be one
+        raise BadInputError(
+            f"the database URL ({describe(url)}) cannot be used: {str(error).strip()}; mend it"
         ) from None
 
 

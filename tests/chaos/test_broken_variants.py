@@ -6,12 +6,14 @@ nearest sound relative, so that it is the broken part that is caught and not som
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.store import db
@@ -182,28 +184,27 @@ def test_taking_a_lost_answer_for_a_failure_is_caught(
     _judge(url, *caught)
 
 
-class _backup:  # noqa: N801 — used as a context
-    """A copy of the database as it is now; `restore` puts it in the place of the database."""
+@contextmanager
+def _backup(server_url: str, url: str) -> Generator[Callable[[], None]]:
+    """A copy of the database as it is now; what is given puts it in the place of the database."""
+    name = sql.Identifier(str(db.parse_url(url)["dbname"]))
+    copy = sql.Identifier(f"gaffer_test_{uuid4().hex[:12]}")
 
-    def __init__(self, server_url: str, url: str) -> None:
-        self._server_url = server_url
-        self._name = str(db.parse_url(url)["dbname"])
-        self._copy = f"gaffer_test_{uuid4().hex[:12]}"
+    with jobs.connect(server_url) as connection:
 
-    def __enter__(self) -> Any:
-        faults.wait_until(self._try_to_copy, "nobody is connected, so that the database can be copied")
-        return self._restore
+        def could_copy() -> bool:
+            try:
+                connection.execute(sql.SQL("create database {} template {}").format(copy, name))
+            except psycopg.errors.ObjectInUse:
+                return False
+            return True
 
-    def __exit__(self, *_: object) -> None:
-        jobs.execute(self._server_url, db.drop_database(self._copy))
+        def restore() -> None:
+            connection.execute(sql.SQL("drop database {} with (force)").format(name))
+            connection.execute(sql.SQL("alter database {} rename to {}").format(copy, name))
 
-    def _try_to_copy(self) -> bool:
+        faults.wait_until(could_copy, "nobody is connected, so that the database can be copied")
         try:
-            jobs.execute(self._server_url, f'create database "{self._copy}" template "{self._name}"')
-        except psycopg.errors.ObjectInUse:
-            return False
-        return True
-
-    def _restore(self) -> None:
-        jobs.execute(self._server_url, db.drop_database(self._name))
-        jobs.execute(self._server_url, f'alter database "{self._copy}" rename to "{self._name}"')
+            yield restore
+        finally:
+            connection.execute(sql.SQL("drop database if exists {}").format(copy))

@@ -219,3 +219,26 @@ def test_two_databases_in_one_code_location(url: str, server_url: str) -> None:
         assert result.success
         assert jobs.query(url, "select job from gaffer.job_runs") == [("first",)]
         assert jobs.query(other, "select job from gaffer.job_runs") == [("second",)]
+
+
+def test_a_database_that_is_away_or_not_migrated_is_a_clear_error(server_url: str) -> None:
+    from gaffer_dagster.store import db
+
+    away = "postgresql://somebody:canary@127.0.0.1:1/nowhere"
+    with pytest.raises(gd.GafferError, match=r"cannot be reached at somebody@127.0.0.1:1/nowhere") as caught:
+        materialize(away, make())
+    assert "canary" not in str(caught.value)
+    bare = db.with_database(server_url, "postgres")
+    with pytest.raises(gd.GafferError, match="run: gaffer migrate"):
+        materialize(bare, make())
+
+
+def test_a_daemon_that_was_down_for_ticks_loses_nothing(url: str) -> None:
+    jobs.make_source(url, 3)
+    asset = make(schedule=gd.Schedule("* * * * *"), bounds=gd.Bounds(timeout="45s"))
+    materialize(url, asset)
+    jobs.execute(url, "update gaffer.job set covered_until = covered_until - interval '3 hours'")
+    jobs.add_rows(url, 4)
+    found = metadata_of(materialize(url, asset))
+    assert found["gaffer/items"] == 4
+    assert found["gaffer/ticks_covered"] in (180, 181)

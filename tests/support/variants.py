@@ -2,7 +2,7 @@
 
 `commit_batch` refuses a stale batch three times over: by the fence, by the watermark that must be where the batch
 found it, and by the run's row that must be running under the lease. A variant that breaks one of them would be saved
-by the others; so each variant here is made from `BARE`, which has nothing but the fence, and `BARE` itself must pass.
+by the others; so each variant here is made from "bare", which has nothing but the fence, and which must itself pass.
 """
 
 from __future__ import annotations

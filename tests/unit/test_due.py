@@ -1,0 +1,114 @@
+"""What a job can be due for."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from gaffer_dagster.domain.due import EachInterval, Intervals, NewRows, Window
+from gaffer_dagster.domain.schedule import Schedule
+from gaffer_dagster.errors import BadSpecError
+
+UTC = timezone.utc
+NEW_YORK = Schedule("0 6 * * *", "America/New_York")
+
+
+def intervals(schedule: Schedule | None = NEW_YORK, **given: Any) -> Intervals:
+    return Intervals.of(EachInterval(**({"cron": "@daily"} | given)), schedule, "job 'a'")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"table": ""}, "table=''"),
+        ({"table": " flights"}, "table=' flights'"),
+        ({"table": "fl\0ights"}, "table='fl\\x00ights'"),
+        ({"key": ""}, "key=''"),
+        ({"settle": "1m"}, "settle='1m'"),
+        ({"start": "end"}, "start='end'"),
+        ({"where": "  "}, "where='  '"),
+    ],
+)
+def test_new_rows_that_cannot_be_meant_are_refused_by_name(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadSpecError) as raised:
+        NewRows(**({"table": "flights", "key": "id"} | given))
+    assert named in str(raised.value)
+
+
+def test_another_way_to_settle_is_refused_with_the_cure() -> None:
+    with pytest.raises(BadSpecError, match=r"gaffer prepare flights --key id"):
+        NewRows("flights", "id", settle="5m")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"cron": "61 * * * *"}, "61"),
+        ({"settle": "0s"}, "settle='0s'"),
+        ({"settle": "later"}, "settle='later'"),
+        ({"start": "soon"}, "start='soon'"),
+        ({"until": "2013-02-30"}, "until='2013-02-30'"),
+        ({"start": datetime(2013, 1, 1)}, "has no zone"),  # noqa: DTZ001
+        ({"start": "2013-01-01T00:00:00"}, "has no zone"),
+    ],
+)
+def test_intervals_that_cannot_be_meant_are_refused_by_name(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadSpecError) as raised:
+        EachInterval(**given)
+    assert named in str(raised.value)
+
+
+def test_a_date_is_the_start_of_the_local_day() -> None:
+    for start in ("2013-01-01", date(2013, 1, 1), datetime(2013, 1, 1, 5, tzinfo=UTC), "2013-01-01T00:00:00-05:00"):
+        assert intervals(start=start).first(datetime(2020, 1, 1, tzinfo=UTC)) == datetime(2013, 1, 1, 5, tzinfo=UTC)
+
+
+def test_local_days_are_as_long_as_they_are() -> None:
+    days = intervals(start="2013-03-09")
+    bound = datetime(2013, 3, 12, tzinfo=UTC)
+    found, since = [], days.first(bound)
+    while (window := days.after(since, bound)) is not None:
+        found.append((window.until - window.since) / timedelta(hours=1))
+        since = window.until
+    assert found == [24, 23]
+    november = intervals(start="2013-11-03")
+    window = november.after(november.first(bound), datetime(2013, 11, 5, tzinfo=UTC))
+    assert window == Window(datetime(2013, 11, 3, 4, tzinfo=UTC), datetime(2013, 11, 4, 5, tzinfo=UTC))
+
+
+def test_an_interval_is_due_when_it_has_ended() -> None:
+    days = intervals(start="2013-01-01", until="2013-01-03")
+    first, second = datetime(2013, 1, 1, 5, tzinfo=UTC), datetime(2013, 1, 2, 5, tzinfo=UTC)
+    instant = timedelta(microseconds=1)
+    assert days.after(first, second - instant) is None
+    assert days.after(first, second) == Window(first, second)
+    assert days.left(first, second - instant) == 0
+    assert days.left(first, second) == 1
+    late = datetime(2020, 1, 1, tzinfo=UTC)
+    assert days.left(first, late) == 2
+    assert days.after(second + timedelta(days=1), late) is None
+    assert days.left(late, late) == 0
+
+
+def test_without_a_start_it_begins_at_the_first_tick_after_it_was_seen() -> None:
+    assert intervals().first(datetime(2013, 1, 1, 5, tzinfo=UTC)) == datetime(2013, 1, 2, 5, tzinfo=UTC)
+    assert intervals().first(datetime(2013, 1, 1, 4, 59, tzinfo=UTC)) == datetime(2013, 1, 1, 5, tzinfo=UTC)
+
+
+def test_the_grid_is_the_schedules_own_where_no_other_is_given() -> None:
+    own = intervals(cron=None, start="2013-01-01T06:00:00-05:00")
+    window = own.after(own.first(datetime(2013, 1, 1, tzinfo=UTC)), datetime(2013, 1, 2, 12, tzinfo=UTC))
+    assert window == Window(datetime(2013, 1, 1, 11, tzinfo=UTC), datetime(2013, 1, 2, 11, tzinfo=UTC))
+
+
+def test_bounds_off_the_grid_are_refused_naming_the_next() -> None:
+    with pytest.raises(BadSpecError, match=r"job 'a'.*start=2013-01-01T00:00:00\+00:00 is not.*2013-01-01T05:00:00"):
+        intervals(start=datetime(2013, 1, 1, tzinfo=UTC))
+    with pytest.raises(BadSpecError, match=r"until=.*is not the end of an interval"):
+        intervals(until="2013-01-01T00:00:01-05:00")
+    with pytest.raises(BadSpecError, match="is not before until"):
+        intervals(start="2013-01-02", until="2013-01-01")
+    with pytest.raises(BadSpecError, match="needs a schedule"):
+        intervals(schedule=None)

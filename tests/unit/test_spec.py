@@ -1,0 +1,103 @@
+"""A job as one value."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from gaffer_dagster.domain.alert import Alerts
+from gaffer_dagster.domain.bounds import Bounds
+from gaffer_dagster.domain.due import EachInterval, NewRows
+from gaffer_dagster.domain.schedule import Schedule
+from gaffer_dagster.domain.spec import JobSpec
+from gaffer_dagster.errors import BadSpecError
+
+DUE = NewRows("flights", "id")
+
+
+@pytest.mark.parametrize("name", ["a", "0", "carrier_delay", "reports/daily.v2-x", "a" * 128])
+def test_names_that_can_be(name: str) -> None:
+    assert JobSpec(name, DUE).name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "A", "_a", ".a", "-a", "/a", "a b", "a\n", "a\0", "é", "ß", "а", "١", "a" * 129, "a\u202e", "a'; --", "\ud800",
+     None, 7, b"a"],
+)  # fmt: skip
+def test_names_that_cannot_be_are_refused_by_name(name: Any) -> None:
+    with pytest.raises(BadSpecError) as raised:
+        JobSpec(name, DUE)
+    assert f"job name {name!r}" in str(raised.value)
+
+
+def test_exclusion_that_is_not_offered_is_refused() -> None:
+    with pytest.raises(BadSpecError, match=r"'a'.*exclusion='advisory'"):
+        JobSpec("a", DUE, exclusion="advisory")
+
+
+def test_an_h_is_made_from_the_name() -> None:
+    one, same, other = (JobSpec(name, DUE, Schedule("H 6 * * *")).schedule for name in ("a", "a", "b"))
+    assert one == same
+    assert one != other
+    assert one is not None
+    assert not one.uses_hash
+
+
+def test_bounds_are_checked_against_the_schedule() -> None:
+    with pytest.raises(BadSpecError, match=r"job 'a'.*timeout=20m.*interval of 10m"):
+        JobSpec("a", DUE, Schedule("*/10 * * * *"), Bounds(timeout="20m"))
+    assert JobSpec("a", DUE, Schedule("*/10 * * * *")).limits.timeout == timedelta(minutes=8)
+    assert JobSpec("a", DUE, bounds=Bounds(timeout="20m")).limits.timeout == timedelta(minutes=20)
+
+
+def spec(**given: Any) -> JobSpec:
+    fields: dict[str, Any] = {"name": "a", "due": DUE, "schedule": Schedule("0 6 * * *", "Europe/Berlin")}
+    return JobSpec(**(fields | given))
+
+
+def test_the_hash_changes_with_whatever_changes_the_job() -> None:
+    others = [
+        spec(due=NewRows("flights", "id", where="id > 7")),
+        spec(due=NewRows("flights", "key")),
+        spec(due=EachInterval("@daily")),
+        spec(schedule=None),
+        spec(schedule=Schedule("0 7 * * *", "Europe/Berlin")),
+        spec(schedule=Schedule("0 6 * * *", "Europe/Paris")),
+        spec(schedule=Schedule("0 6 * * *", "Europe/Berlin", missing_hour="skip")),
+        spec(bounds=Bounds(batch_rows=7)),
+        spec(bounds=Bounds(timeout="7m")),
+        spec(alerts=Alerts(grace="7m")),
+        spec(alerts=Alerts(failures=7)),
+    ]
+    assert len({each.hash for each in [spec(), *others]}) == len(others) + 1
+    assert spec().hash == spec().hash
+    assert spec(bounds=Bounds(timeout="1h")).hash == spec().hash  # said, or left out: the same job
+
+
+def test_the_hash_is_the_same_in_every_process() -> None:
+    code = (
+        "from gaffer_dagster.domain.due import NewRows; from gaffer_dagster.domain.schedule import Schedule;"
+        "from gaffer_dagster.domain.spec import JobSpec;"
+        "print(JobSpec('a', NewRows('flights', 'id'), Schedule('0 6 * * *', 'Europe/Berlin')).hash)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONHASHSEED": "7"}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == spec().hash, done.stderr
+
+
+def test_the_whole_spec_is_plain_json() -> None:
+    for each in (spec(), spec(due=EachInterval("@daily", start="2013-01-01", until="2014-01-01")), spec(schedule=None)):
+        assert json.loads(json.dumps(each.as_json())) == each.as_json()
+
+
+@pytest.mark.parametrize("failures", [0, -1, 1.0, True, "3"])
+def test_alerts_that_cannot_be_meant_are_refused(failures: Any) -> None:
+    with pytest.raises(BadSpecError, match="alerts: failures"):
+        Alerts(failures=failures)
