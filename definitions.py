@@ -1,6 +1,6 @@
 """The demo's code location: two jobs over a year of departures from New York (see demo.py for its input).
 
-`dagster dev` in this folder serves it, on the private Postgres of `./dev demo` unless GAFFER_DATABASE_URL names another.
+`dagster dev` in this folder serves it, on the private Postgres of `./dev demo` unless GAFFER_DATABASE_URL names one.
 """
 
 import os

@@ -127,7 +127,7 @@ def _materialize(
     resource = getattr(context.resources, job.database)
     if not isinstance(resource, GafferResource):
         raise BadSpecError(
-            f"job {job.spec.name!r}: the resource {job.database!r} is a {type(resource).__name__}; give a GafferResource"
+            f"job {job.spec.name!r}: the resource {job.database!r} is a {type(resource).__name__}, not a GafferResource"
         )
     run = None
     try:

@@ -1,4 +1,4 @@
-"""`gaffer run`: a job from the shell, so that plain cron or a Kubernetes CronJob can drive it with the same promises."""
+"""`gaffer run`: a job from the shell, so that plain cron or a Kubernetes CronJob drives it with the same promises."""
 
 from __future__ import annotations
 

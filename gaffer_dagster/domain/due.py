@@ -132,7 +132,7 @@ class Intervals:
         for field, value in (("start", start), ("until", until)):
             if value is not None and grid.latest(value) != value:
                 raise BadSpecError(
-                    f"{where}: EachInterval: {field}={value.isoformat()} is not the end of an interval; the next one is "
+                    f"{where}: EachInterval: {field}={value.isoformat()} is not the end of an interval; the next is "
                     f"{grid.next(value).isoformat()}"
                 )
         if start is not None and until is not None and start >= until:

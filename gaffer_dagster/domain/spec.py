@@ -37,8 +37,7 @@ class JobSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BadSpecError(
-                f"job name {self.name!r}: use lower case letters, digits and _ . / -, beginning with a letter or digit, "
-                "128 characters at most"
+                f"job name {self.name!r}: use a-z, 0-9 and _ . / -, beginning with a letter or digit; at most 128"
             )
         if self.exclusion != "fence":
             raise BadSpecError(f"job {self.name!r}: exclusion={self.exclusion!r} is not offered; use exclusion='fence'")

@@ -142,8 +142,8 @@ class Batch:
         self._check()
         if self._error is not None:
             raise BatchEndedError(
-                f"an earlier statement of this batch failed ({db.primary_message(self._error)}), so nothing of it will be "
-                "kept; let the error pass, and use batch.savepoint() for a part that may fail"
+                f"an earlier statement of this batch failed ({db.primary_message(self._error)}), so nothing of it "
+                "will be kept; let the error pass, and use batch.savepoint() for a part that may fail"
             ) from self._error
         if not db.in_transaction(self._connection):
             raise BatchEndedError("the transaction of this batch was ended by its own code; leave that to gaffer")

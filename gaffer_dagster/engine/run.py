@@ -173,7 +173,7 @@ class Run:
         if abs(apart) > LARGEST_SKEW:
             raise ClockSkewError(
                 f"the clock of this worker ({(database_now + apart).isoformat()}) and the database's "
-                f"({database_now.isoformat()}) are {abs(apart)} apart, more than {LARGEST_SKEW}; set them right, with NTP"
+                f"({database_now.isoformat()}) are {abs(apart)} apart, more than {LARGEST_SKEW}; set them right (NTP)"
             )
         self._source = source_of(self.spec, grant.first_seen_at)
         while True:
@@ -402,7 +402,7 @@ class Run:
         self._work().close()
         if self.outcome is Outcome.LOST_LEASE and outcome is not Outcome.LOST_LEASE:
             raise LeaseLostError(
-                f"another run of job {self.spec.name!r} took over before this one could end; what it had committed stays"
+                f"another run of job {self.spec.name!r} took over before this one ended; what it had committed stays"
             )
         self._observe(Station.ENDED)
         return True
@@ -449,8 +449,9 @@ class Run:
 
     def _too_slow(self) -> str:
         return (
-            f"batch {self._batches + 1} of job {self.spec.name!r} was cut at the run's deadline of {self._limits.timeout}; "
-            f"{self._batches} were committed. Let a batch be smaller (bounds: batch_rows) or the timeout longer"
+            f"batch {self._batches + 1} of job {self.spec.name!r} was cut at the run's deadline of "
+            f"{self._limits.timeout}; {self._batches} were committed. Let a batch be smaller "
+            "(bounds: batch_rows) or the timeout longer"
         )
 
     def _again_or_raise(self, error: Exception) -> None:

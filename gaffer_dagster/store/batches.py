@@ -122,12 +122,12 @@ def refuse_control(text: str) -> None:
     first = " ".join(rest.split()[:2])
     if _CONTROL.match(rest):
         raise BatchEndedError(
-            f"{first!r} was not sent: the batch's transaction is gaffer's to end; return to commit it, raise to roll it back, "
-            "and use batch.savepoint() for a part that may fail"
+            f"{first!r} was not sent: the batch's transaction is gaffer's to end; return to commit it, raise to "
+            "roll it back, and use batch.savepoint() for a part that may fail"
         )
     if _OUTLIVES.match(rest):
         raise BatchEndedError(
-            f"{first!r} was not sent: it would outlive the batch, and leak through a pooler; use SET LOCAL, or do without"
+            f"{first!r} was not sent: it would outlive the batch and leak through a pooler; use SET LOCAL, or none"
         )
 
 

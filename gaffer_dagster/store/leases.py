@@ -40,7 +40,8 @@ def acquire(
             db.BEGIN + "set local statement_timeout = '15s';"  # noqa: S608 — literals
             " select * from gaffer.acquire(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s); commit",
             [
-                job, slot, lease_id, owner, lease, timeout, trigger, tick, dagster_run_id, spec_hash, wait, despite_pause,
+                job, slot, lease_id, owner, lease, timeout,
+                trigger, tick, dagster_run_id, spec_hash, wait, despite_pause,
             ],
         )  # fmt: skip
         return db.committed(cursor)

@@ -143,7 +143,7 @@ def script() -> str:
     for migration in migrations():
         parts.append(f"-- migration {migration.number}: {migration.name}\n{migration.text.strip()}")
         parts.append(
-            "insert into gaffer.migration (number, name, checksum, applied_at)"
+            "insert into gaffer.migration (number, name, checksum, applied_at)"  # noqa: S608 — our own files' names
             f" values ({migration.number}, '{migration.name}', '{migration.checksum}', pg_catalog.clock_timestamp());"
         )
     return "\n\n".join([*parts, _NOTHING_FOR_PUBLIC.strip(), "commit;", ""])

@@ -70,7 +70,7 @@ def _columns(table: Table, rows: Rows) -> list[str]:
         if set(row) != wanted:
             odd = ", ".join(sorted(map(str, set(row) ^ wanted)))
             raise BadInputError(
-                f"row {number} for table {table} has other columns than row 0 (they differ in {odd}); give each row the same"
+                f"row {number} for table {table} has other columns than row 0 (see {odd}); give each row the same"
             )
     return names
 

@@ -42,8 +42,8 @@ def end(
             db.BEGIN + "set local statement_timeout = '10s'; select * from"
             " gaffer.end_run(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s); commit",
             [
-                lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, str(outcome), wanted_at, covered_until,
-                success_tick, ticks_covered, backlog, next_run_at, next_due_at, sqlstate, error,
+                lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, str(outcome), wanted_at,
+                covered_until, success_tick, ticks_covered, backlog, next_run_at, next_due_at, sqlstate, error,
             ],
         )  # fmt: skip
         return db.committed(cursor)

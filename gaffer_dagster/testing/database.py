@@ -11,7 +11,7 @@ from gaffer_dagster.store import db, migrate
 
 @contextmanager
 def scratch_database(server_url: str) -> Generator[str]:
-    """The URL of a new database on the server of `server_url`, with the tables of gaffer_dagster; dropped at the end."""
+    """The URL of a new, migrated database on the server of `server_url`; it is dropped at the end."""
     name = f"gaffer_test_{uuid4().hex[:12]}"
     with db.connect(server_url, application_name="gaffer:testing") as connection:
         connection.execute(db.create_database(name))

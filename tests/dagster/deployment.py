@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,7 +43,11 @@ EVENTS = """
 query ($id: ID!) {
   logsForRun(runId: $id, limit: 1000) {
     ... on EventConnection {
-      events { __typename ... on MessageEvent { message level } ... on ErrorEvent { error { message cause { message } } } }
+      events {
+        __typename
+        ... on MessageEvent { message level }
+        ... on ErrorEvent { error { message cause { message } } }
+      }
     }
   }
 }
@@ -93,14 +97,10 @@ class Deployment:
         for process in reversed(self._processes):
             process.send_signal(signal.SIGTERM)
         for process in self._processes:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(20)
-            except subprocess.TimeoutExpired:
-                pass
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # whatever it has left behind
-            except ProcessLookupError:
-                pass
 
     def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
         answer = requests.post(

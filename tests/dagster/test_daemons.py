@@ -43,7 +43,7 @@ def test_two_daemons_on_one_instance_do_every_effect_once(url: str, tmp_path: Pa
 
 
 def storage_url(url: str) -> str:
-    """The same database for Dagster's own storage, with the driver named: under SQLAlchemy 2.1 a bare postgresql:// would be psycopg 3."""
+    """The same database for Dagster's own storage, with the driver named (else SQLAlchemy 2.1 takes psycopg 3)."""
     parts = conninfo_to_dict(url)
     host = quote(str(parts.get("host", "localhost")), safe="")
     return (

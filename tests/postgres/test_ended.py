@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -9,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import structlog
 
 from gaffer_dagster.domain.bounds import Bounds
 from gaffer_dagster.domain.due import NewRows
@@ -359,6 +361,18 @@ def test_a_job_without_a_schedule_runs_when_asked(url: str) -> None:
     assert (record.outcome, record.items, record.tick, record.next_run_at) == (Outcome.SUCCEEDED, 3, None, None)
     assert record.ticks_covered is None
     assert status(url).last_success_tick is None
+
+
+def test_a_run_leaves_the_processs_logging_alone(url: str) -> None:
+    def state() -> Any:
+        loggers = [logging.getLogger(name) for name in (None, "gaffer", "gaffer_dagster", "psycopg")]
+        return structlog.is_configured(), [(list(each.handlers), each.level, each.propagate) for each in loggers]
+
+    jobs.make_source(url, 3)
+    before = state()
+    jobs.run(SPEC, url)
+    assert state() == before
+    assert not structlog.is_configured()
 
 
 def test_an_edited_spec_is_kept_beside_the_older_ones(url: str) -> None:
