@@ -130,7 +130,11 @@ class Batch:
     def _table(self, name: str) -> tables.Table:
         if name not in self._tables:
             self._before()
-            self._tables[name] = tables.find(self._connection, name)
+            try:
+                self._tables[name] = tables.find(self._connection, name)
+            except BadInputError as error:
+                self._after(error)  # older servers spoil the transaction over a name that they cannot read
+                raise
         return self._tables[name]
 
     def _before(self) -> None:
@@ -155,4 +159,6 @@ class Batch:
     def close(self) -> BaseException | None:
         """The function has returned: nothing more may be sent. Gives the error that it may have swallowed."""
         self._open = False
+        if self._error is None and db.was_closed(self._connection):
+            return BatchEndedError("the connection of this batch was closed by its own code; leave that to gaffer")
         return self._error

@@ -150,6 +150,11 @@ def in_transaction(connection: Connection) -> bool:
     return connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
 
 
+def was_closed(connection: Connection) -> bool:
+    """By this process, and not by the server or the network."""
+    return connection.closed and not connection.broken
+
+
 def cancel_running(connection: Connection) -> None:
     """Cancels the statement that runs on this connection, if one does. May be called from another thread."""
     if connection.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:

@@ -15,7 +15,8 @@ from gaffer_dagster.testing import scratch_database
 from tests.dagster.deployment import Deployment, deployment, shipped_yaml, wait_until
 from tests.support import jobs
 
-pytestmark = pytest.mark.timeout(300)
+# One `dagster dev` serves them all, so they stay together where several workers share the tests.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("dev")]
 
 
 def make_tables(url: str) -> None:

@@ -197,6 +197,26 @@ def test_a_commit_through_the_bare_connection_is_found_out(url: str, work: Any, 
     assert jobs.query(url, "select count(*) from target") == [(1,)]
 
 
+def test_a_connection_that_is_closed_by_the_batch_is_not_taken_for_a_lost_one(url: str, work: Any) -> None:
+    """It would be done again, and again unfenced: psycopg's `with connection` commits, then closes."""
+
+    def closes(batch: Batch) -> None:
+        with batch.cursor().connection:
+            jobs.copy_rows(batch)
+
+    with pytest.raises(BatchEndedError, match="closed by its own code"):
+        work(closes)
+    assert last_run(url)[0] == "failed"
+    assert jobs.query(url, "select count(*) from target") == [(1,)]
+
+
+def test_copy_through_execute_fails_the_batch(url: str, work: Any) -> None:
+    for text in ("copy target from stdin", "copy target to stdout"):
+        with pytest.raises(psycopg.ProgrammingError, match="COPY cannot be used"):
+            work(lambda batch, text=text: batch.execute(text))
+    assert protocol.outcomes(url) == ["failed", "failed"]
+
+
 def test_a_statement_after_such_a_commit_is_refused(url: str, work: Any) -> None:
     def goes_on(batch: Batch) -> None:
         batch.cursor().connection.rollback()
@@ -662,9 +682,8 @@ def test_json_of_several_kinds_arrives(things: Any, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", WRITERS)
-@pytest.mark.parametrize(
-    ("row", "error"),
-    [
+def test_a_value_that_does_not_fit_is_an_error_and_never_cut(url: str, things: Any, how: str) -> None:
+    for row, error in (
         ({"name": "a" * 11}, "22001"),
         ({"fixed": "abcd"}, "22001"),
         ({"bits": "1010"}, "22026"),
@@ -672,16 +691,12 @@ def test_json_of_several_kinds_arrives(things: Any, how: str) -> None:
         ({"small": 70_000}, "22003"),
         ({"mood": "angry"}, "22P02"),
         ({"id": None}, "23502"),
-    ],
-)
-def test_a_value_that_does_not_fit_is_an_error_and_never_cut(
-    url: str, things: Any, how: str, row: Any, error: str
-) -> None:
-    with pytest.raises(psycopg.Error) as raised:
-        things(how, [row])
-    assert raised.value.sqlstate == error
-    assert last_run(url)[:2] == ("failed", error)
-    assert jobs.query(url, "select count(*) from things") == [(0,)]
+    ):
+        with pytest.raises(psycopg.Error) as raised:
+            things(how, [row])
+        assert raised.value.sqlstate == error, row
+        assert last_run(url)[:2] == ("failed", error)
+        assert jobs.query(url, "select count(*) from things") == [(0,)]
 
 
 @pytest.mark.parametrize("how", WRITERS)
