@@ -14,23 +14,21 @@ batch again, and what to call the end.
 
 from __future__ import annotations
 
-import os
 import random
-import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
-from gaffer_dagster.domain.lease import LARGEST_SKEW, LEASE, Grant, Lease
+from gaffer_dagster.domain.lease import LARGEST_SKEW, LEASE, Lease
 from gaffer_dagster.domain.run import Outcome, RunRecord
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.watermark import Position
 from gaffer_dagster.engine.batch import Batch
-from gaffer_dagster.engine.keeper import Keeper, Stop
+from gaffer_dagster.engine.holding import Holding
+from gaffer_dagster.engine.keeper import Stop
 from gaffer_dagster.engine.log import Log
 from gaffer_dagster.engine.sources import Page, Source, source_of
 from gaffer_dagster.engine.steps import Observer, Station
@@ -42,13 +40,12 @@ from gaffer_dagster.errors import (
     GafferError,
     LeaseLostError,
 )
-from gaffer_dagster.store import batches, db, horizon, jobs, leases, migrate, runs
+from gaffer_dagster.store import batches, db, horizon, runs
 
 Work = Callable[[Batch], Mapping[str, Any] | None]
+_Opened = tuple[Page, Batch, UUID, float]
 
 _ATTEMPTS = 5
-# A holder that is just ending frees the lease within this; a holder at work is seen at once.
-_BUSY_WAIT = timedelta(seconds=1)
 # The keeper cuts a batch at the deadline; the server's own limit is for a client that is stopped, and comes later.
 _SLACK = timedelta(seconds=5)
 _COUNTING = timedelta(seconds=30)
@@ -58,140 +55,111 @@ class Run:
     """A run that has the lease, or the word why it has not (`outcome` is then `busy` or `paused`, and it is over).
 
     Iterate over it for the batches, each of which commits when the next one is asked for; or hand `apply` a function,
-    which also does a batch again after a deadlock, a serialization failure or a lost connection.
+    which also does a batch again after a deadlock, a serialization failure or a lost connection. `record` is its row,
+    once it has ended; `metadata` what the function said; `items` what was committed so far.
     """
 
-    def __init__(
+    def __init__(self, spec: JobSpec, holding: Holding, *, context: Any, log: Log, observe: Observer) -> None:
+        self.spec = spec
+        self.outcome = Outcome.RUNNING
+        self.record: RunRecord | None = None
+        self.metadata: dict[str, Any] = {}
+        self.items = 0
+        self._holding = holding
+        self._context = context
+        self._log = log
+        self._observe = observe
+        self._limits = spec.limits
+        self._batches = 0
+        self._attempts = 0
+        self._longest = timedelta()
+        self._exhausted = False  # the last look found nothing due any more
+        self._looked_at: datetime | None = None
+        self._wanted_at: datetime | None = None  # as it was before the last look
+        self._wanted_now: datetime | None = None
+        # Set once the lease is held:
+        self._source: Source
+        self._position: Position | None
+
+    # ── the line ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(
         self,
-        spec: JobSpec,
-        url: str,
         *,
         trigger: str,
         tick: datetime | None,
         dagster_run_id: str | None,
         parent: int | None,
         despite_pause: bool,
-        context: Any,
-        log: Log,
-        observe: Observer,
-        lease: timedelta,
         worker_clock: Callable[[], datetime],
     ) -> None:
-        self.spec = spec
-        self.outcome = Outcome.RUNNING
-        self.record: RunRecord | None = None
-        self.metadata: dict[str, Any] = {}
-        self.items = 0
-        self._url = url
-        self._trigger = trigger
-        self._tick = tick
-        self._dagster_run_id = dagster_run_id
-        self._parent = parent
-        self._despite_pause = despite_pause
-        self._context = context
-        self._log = log.bind(job=spec.name)
-        self._observe = observe
-        self._duration = lease
-        self._worker_clock = worker_clock
-        self._limits = spec.limits
-        self._owner = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
-        self._batches = 0
+        """LEASED, or the outcome says why not."""
+        started = time.monotonic()
+        grant, database_now = self._holding.acquire(
+            trigger=trigger, tick=tick, dagster_run_id=dagster_run_id, despite_pause=despite_pause
+        )
+        if grant.outcome != "granted":
+            self.outcome = Outcome(grant.outcome)
+            if grant.run_id is not None:
+                self.record = runs.get(self._holding.connection(), grant.run_id)
+            self._log.info(grant.outcome, holder=grant.holder)
+            self._holding.drop()
+            return
+        self._position, self._wanted_at, self._looked_at = grant.position, grant.wanted_at, grant.granted_at
+        self._log = self._log.bind(run_id=grant.run_id)
+        self._holding.keep(started + self._limits.timeout.total_seconds(), parent, self._log)
+        self._log.info("leased", fence=grant.fence, owner=self._holding.owner, tick=tick, deadline_at=grant.deadline_at)
+        self._observe(Station.LEASED)
+        apart = worker_clock() - database_now
+        if abs(apart) > LARGEST_SKEW:
+            raise ClockSkewError(
+                f"the clock of this worker ({(database_now + apart).isoformat()}) and the database's "
+                f"({database_now.isoformat()}) are {abs(apart)} apart, more than {LARGEST_SKEW}; set them right (NTP)"
+            )
+        assert grant.first_seen_at is not None  # noqa: S101 — granted
+        self._source = source_of(self.spec, grant.first_seen_at)
+        while True:
+            try:
+                self._source.look(self._holding.connection(), grant.granted_at, self._position, grant.cluster)
+                break
+            except Exception as error:
+                self._again_or_raise(error)
         self._attempts = 0
-        self._exhausted = False  # the last look found nothing due any more
-        self._in_batch = False  # what runs on the connection may be cancelled
-        self._longest = timedelta()
-        self._connection: db.Connection | None = None
-        self._granted: Lease | None = None
-        # Asks again what we asked, as long as its answer has not been taken note of.
-        self._unanswered: Callable[[], object] | None = None
-        self._keeper: Keeper | None = None
-        # Set once the lease is held:
-        self._source: Source
-        self._deadline: float
-        self._position: Position | None
-        self._wanted_at: datetime | None
-        self._wanted_now: datetime | None
-        self._uncovered_from: datetime
-        self._looked_at: datetime
-
-    # ── the line ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def __iter__(self) -> Iterator[Batch]:
         while (opened := self._next()) is not None:
-            page, batch, began = opened
-            yield batch
+            yield opened[1]
             try:
-                self._commit(page, batch, began)
+                self._commit(opened)
             except Exception as error:
                 self._again_or_raise(error)
 
     def apply(self, work: Work) -> None:
         """Hands every batch to `work`, whose returned metadata is kept for the report."""
         while (opened := self._next()) is not None:
-            page, batch, began = opened
             try:
-                told = work(batch)
-                self._commit(page, batch, began)
+                told = work(opened[1])
+                self._commit(opened)
             except Exception as error:
                 self._again_or_raise(error)
             else:
                 self.metadata.update(told or {})
 
-    def begin(self) -> None:
-        """LEASED, or the outcome says why not."""
-        started = time.monotonic()
-        grant, database_now = self._acquire()
-        if grant.outcome != "granted":
-            self.outcome = Outcome(grant.outcome)
-            if grant.run_id is not None:
-                self.record = runs.get(self._work(), grant.run_id)
-            self._log.info(grant.outcome, holder=grant.holder)
-            self._work().close()
-            return
-        assert grant.first_seen_at is not None  # noqa: S101 — granted
-        self._deadline = started + self._limits.timeout.total_seconds()
-        self._keeper = Keeper(
-            lambda: db.connect(self._url, application_name=f"gaffer:{self.spec.name}:keeper"),
-            self._lease,
-            self._duration,
-            deadline=self._deadline,
-            parent=self._parent,
-            cancel=self._cancel,
-            log=self._log,
-        )
-        self._keeper.start()
-        self._log = self._log.bind(run_id=self._lease.run_id)
-        self._log.info(
-            "leased",
-            fence=self._lease.fence,
-            owner=self._owner,
-            tick=self._tick,
-            deadline_at=grant.deadline_at,
-        )
-        self._observe(Station.LEASED)
-        apart = self._worker_clock() - database_now
-        if abs(apart) > LARGEST_SKEW:
-            raise ClockSkewError(
-                f"the clock of this worker ({(database_now + apart).isoformat()}) and the database's "
-                f"({database_now.isoformat()}) are {abs(apart)} apart, more than {LARGEST_SKEW}; set them right (NTP)"
-            )
-        self._source = source_of(self.spec, grant.first_seen_at)
-        while True:
-            try:
-                self._source.look(self._work(), self._looked_at, self._position, grant.cluster)
-                break
-            except Exception as error:
-                self._again_or_raise(error)
-        self._attempts = 0
+    def close(self) -> None:
+        """The caller is done. A loop that was left early leaves its batch undone."""
+        if self.outcome is Outcome.RUNNING:
+            self._holding.roll_back()
+            if not self._ends():
+                self._end(Outcome.CAPPED, backlog=self.backlog())
 
     def fail(self, error: BaseException) -> BaseException:
         """Ends the run after an error; returns what to raise."""
         if self.outcome is Outcome.RUNNING and not isinstance(error, Exception):
-            self._hear_answer()
-        if self.outcome is not Outcome.RUNNING or self._granted is None:
-            self._drop_connection()
+            self._holding.hear_answer()
+        if self.outcome is not Outcome.RUNNING or not self._holding.is_held:
+            self._holding.drop()
             return error
-        stop = self._stopped
+        stop = self._holding.stopped
         cut = db.was_cut(error) or db.lost_connection(error) or isinstance(error, BatchEndedError)
         if isinstance(error, LeaseLostError) or (stop is Stop.LOST and cut):
             outcome = Outcome.LOST_LEASE
@@ -203,8 +171,8 @@ class Run:
             outcome = Outcome.INTERRUPTED
         else:
             outcome = Outcome.FAILED
-        self._release_keeper()
-        self._drop_connection()
+        self._holding.let_go()
+        self._holding.drop()
         # An error that was swallowed, and came back when the batch was used again, is the one to record.
         first = error.__cause__ if isinstance(error, BatchEndedError) else None
         try:
@@ -216,21 +184,23 @@ class Run:
             self.outcome = outcome
         return error
 
-    def close(self) -> None:
-        """The caller is done. A loop that was left early leaves its batch undone."""
-        if self.outcome is Outcome.RUNNING:
-            db.roll_back(self._work())
-            if self._ends():
-                return
-            self._end(Outcome.CAPPED, backlog=self.backlog())
-
     def reported(self) -> None:
         """REPORTED: whoever asked for the run was told."""
         self._observe(Station.REPORTED)
 
+    def backlog(self) -> int:
+        """What is due and left, up to this run's bound."""
+        connection = self._holding.connection()
+        db.roll_back(connection)
+        batches.begin(connection, uuid4(), min(self._limits.batch_timeout, _COUNTING))
+        try:
+            return self._source.backlog(connection, self._position)
+        finally:
+            db.roll_back(connection)
+
     # ── a batch ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _next(self) -> tuple[Page, Batch, float] | None:
+    def _next(self) -> _Opened | None:
         while self.outcome is Outcome.RUNNING:
             try:
                 opened = self._open()
@@ -241,19 +211,18 @@ class Run:
                 self._again_or_raise(error)
         return None
 
-    def _open(self) -> tuple[Page, Batch, float] | None:
+    def _open(self) -> _Opened | None:
         """DUE: the next batch with its transaction open; None: nothing is due, or a bound is reached."""
         while True:
-            if self._stopped is not Stop.DEADLINE:  # past it no batch begins, so that none is cut either
+            if self._holding.stopped is not Stop.DEADLINE:  # past it no batch begins, so that none is cut either
                 self._check()
-            left = self._left()
+            left = self._holding.left
             if self._batches >= self._limits.batches or left <= self._longest:
                 return None
-            began = time.monotonic()
-            self._batch_id = uuid4()
-            connection = self._work()
-            self._in_batch = True
-            batches.begin(connection, self._batch_id, min(self._limits.batch_timeout, left + _SLACK))
+            began, batch_id = time.monotonic(), uuid4()
+            connection = self._holding.connection()
+            self._holding.may_cancel = True
+            batches.begin(connection, batch_id, min(self._limits.batch_timeout, left + _SLACK))
             page = self._source.page(connection, self._position, self._limits.batch_rows)
             if isinstance(page, Page):
                 break
@@ -271,18 +240,19 @@ class Run:
             page,
             self._source,
             number=self._batches + 1,
-            fence=self._lease.fence,
-            run_id=self._lease.run_id,
+            fence=self._holding.lease.fence,
+            run_id=self._holding.lease.run_id,
             check=self._check,
             log=self._log,
             context=self._context,
         )
         self._log.debug("due", batch=batch.number, items=page.items)
         self._observe(Station.DUE)
-        return page, batch, began
+        return page, batch, batch_id, began
 
-    def _commit(self, page: Page, batch: Batch, began: float) -> None:
+    def _commit(self, opened: _Opened) -> None:
         """APPLIED, then COMMITTED."""
+        page, batch, batch_id, began = opened
         swallowed = batch.close()
         if swallowed is not None:
             raise swallowed
@@ -290,132 +260,124 @@ class Run:
         self._observe(Station.APPLIED)
         try:
             batches.commit(
-                self._work(),
-                self._lease,
-                self._batch_id,
+                self._holding.connection(),
+                self._holding.lease,
+                batch_id,
                 since=self._position,
                 until=page.position,
                 cluster=self._source.cluster,
                 items=page.items,
-                duration=self._duration,
+                duration=self._holding.duration,
             )
         except Exception as error:
-            if not db.lost_connection(error) or not self._was_committed(batch.number):
+            # Only a connection that died leaves it unknown whether the server has done it.
+            if not db.lost_connection(error) or self._holding.supersede() < batch.number:
                 raise
         self._position = page.position
         self._batches = batch.number
         self.items += page.items
         self._attempts = 0
         self._longest = max(self._longest, timedelta(seconds=time.monotonic() - began))
-        self._log.info("committed", batch=batch.number, items=page.items, fence=self._lease.fence)
+        self._log.info("committed", batch=batch.number, items=page.items, fence=self._holding.lease.fence)
         self._observe(Station.COMMITTED)
 
-    def _was_committed(self, number: int) -> bool:
-        """What became of a COMMIT whose answer was lost: take the next fence, then look for the evidence."""
-        assert self._keeper is not None  # noqa: S101 — it lives as long as the lease
-        self._keeper.hold_still()
-        old, new_id = self._lease, uuid4()
+    def _check(self) -> None:
+        """Raises where nothing more may be written."""
+        stop, job = self._holding.stopped, self.spec.name
+        if stop is Stop.LOST:
+            raise LeaseLostError(f"another run of job {job!r} took over; nothing more is written")
+        if stop is Stop.DEADLINE:
+            raise DeadlinePassedError(self._too_slow())
+        if stop is Stop.ORPHANED:
+            raise GafferError(f"the process that started this run of job {job!r} is gone; nothing more is written")
 
-        def ask() -> Grant:
-            self._unanswered = ask
-            grant = leases.supersede(self._work(), old, new_id, self._duration)
-            assert grant.fence is not None  # noqa: S101
-            self._granted = replace(old, fence=grant.fence, lease_id=new_id)
-            self._unanswered = None
-            return grant
+    def _too_slow(self) -> str:
+        return (
+            f"batch {self._batches + 1} of job {self.spec.name!r} was cut at the run's deadline of "
+            f"{self._limits.timeout}; {self._batches} were committed. Let a batch be smaller "
+            "(bounds: batch_rows) or the timeout longer"
+        )
 
-        while True:
-            try:
-                self._reconnect()
-                grant = ask()
-                break
-            except Exception as error:
-                again = db.lost_connection(error) or db.was_cut(error) or isinstance(error, DatabaseUnavailableError)
-                if not again or self._left() <= timedelta():
-                    raise
-                self._log.warning("commit is unknown", batch=number, error=db.primary_message(error))
-                time.sleep(random.uniform(0.1, 0.5))  # noqa: S311 — spreads the load, nothing secret
-        assert grant.batches is not None  # noqa: S101
-        self._keeper.go_on(self._lease)
-        self._log.info("superseded", batch=number, fence=grant.fence, committed=grant.batches >= number)
-        return grant.batches >= number
+    def _again_or_raise(self, error: Exception) -> None:
+        """Makes ready to do the batch again under the same fence, if that may help; else raises the error."""
+        self._attempts += 1
+        passing = db.worth_repeating(error) or isinstance(error, DatabaseUnavailableError)
+        if self._holding.stopped is not None or self._attempts >= _ATTEMPTS or not passing:
+            raise error
+        self._log.warning(
+            "does the batch again",
+            batch=self._batches + 1,
+            error=db.primary_message(error),
+            sqlstate=db.sqlstate(error),
+        )
+        time.sleep(random.uniform(0.05, 0.2) * 2**self._attempts)  # noqa: S311 — spreads the load, nothing secret
+        if db.lost_connection(error):
+            self._holding.drop()
+        else:
+            self._holding.roll_back()
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _ends(self) -> bool:
         """ENDED, or False: a wake-up came since the last look, so look again."""
-        self._in_batch = False
+        self._holding.may_cancel = False
         backlog = 0 if self._exhausted else self.backlog()
         if backlog:
             self._end(Outcome.CAPPED, backlog=backlog)
             return True
         if self._end(Outcome.SUCCEEDED, backlog=0):
             return True
-        looks_at = horizon.now(self._work())
-        self._source.look(self._work(), looks_at, self._position, self._source.cluster)
+        connection = self._holding.connection()
+        looks_at = horizon.now(connection)
+        self._source.look(connection, looks_at, self._position, self._source.cluster)
         # Only now: where the look fails and is done again, the end must be told again to look.
         self._looked_at, self._wanted_at, self._exhausted = looks_at, self._wanted_now, False
         self._log.info("looks again", wanted_at=self._wanted_at)
         return False
 
     def _end(self, outcome: Outcome, *, backlog: int | None = None, error: BaseException | None = None) -> bool:
-        """ENDED. False: wanted. Repeated where its answer is lost, or a late cancel hits it."""
-        self._in_batch = False
-        schedule = self.spec.schedule
-        done = outcome is Outcome.SUCCEEDED
+        """ENDED. False: wanted."""
+        grant, schedule = self._holding.grant, self.spec.schedule
+        assert grant is not None  # noqa: S101 — only what is held is ended
+        looked_at = self._looked_at or grant.granted_at
+        next_at = None if schedule is None else schedule.next(looked_at)
         covered = None
-        if schedule is not None and done and self._uncovered_from < self._looked_at:
-            covered = schedule.count(self._uncovered_from, self._looked_at)
-        attempt = 0
-        while True:
-            try:
-                ending = runs.end(
-                    self._work(),
-                    self._lease,
-                    outcome,
-                    wanted_at=self._wanted_at,
-                    covered_until=self._looked_at,
-                    success_tick=None if schedule is None else schedule.latest(self._looked_at),
-                    ticks_covered=covered,
-                    backlog=backlog,
-                    next_run_at=None if schedule is None else schedule.next(self._looked_at),
-                    next_due_at=None if schedule is None else schedule.next(self._looked_at),
-                    sqlstate=None if error is None else db.sqlstate(error),
-                    error=None if error is None else db.primary_message(error)[:2000],
-                )
-                if ending.result == "wanted":
-                    self._wanted_now = ending.wanted_at
-                    return False
-                record = runs.get(self._work(), self._lease.run_id)
-                break
-            except Exception as problem:
-                attempt += 1
-                passing = db.worth_repeating(problem) or db.was_cut(problem)
-                if attempt == _ATTEMPTS or not (passing or isinstance(problem, DatabaseUnavailableError)):
-                    raise
-                time.sleep(random.uniform(0.05, 0.2) * 2**attempt)  # noqa: S311
-                self._drop_connection()
-        self._release_keeper()
+        since = grant.covered_until or grant.first_seen_at
+        if schedule is not None and outcome is Outcome.SUCCEEDED and since is not None and since < looked_at:
+            covered = schedule.count(since, looked_at)
+
+        def ask(connection: db.Connection, lease: Lease) -> tuple[runs.Ending, RunRecord]:
+            ending = runs.end(
+                connection,
+                lease,
+                outcome,
+                wanted_at=self._wanted_at,
+                covered_until=looked_at,
+                success_tick=None if schedule is None else schedule.latest(looked_at),
+                ticks_covered=covered,
+                backlog=backlog,
+                next_run_at=next_at,
+                next_due_at=next_at,
+                sqlstate=None if error is None else db.sqlstate(error),
+                error=None if error is None else db.primary_message(error)[:2000],
+            )
+            return ending, runs.get(connection, lease.run_id)
+
+        ending, record = self._holding.end(ask)
+        if ending.result == "wanted":
+            self._wanted_now = ending.wanted_at
+            return False
+        self._holding.let_go()
+        self._holding.drop()
         self.record = record
         self.outcome = Outcome.LOST_LEASE if ending.result == "lost_lease" else outcome
         self._log_end(record)
-        self._work().close()
         if self.outcome is Outcome.LOST_LEASE and outcome is not Outcome.LOST_LEASE:
             raise LeaseLostError(
                 f"another run of job {self.spec.name!r} took over before this one ended; what it had committed stays"
             )
         self._observe(Station.ENDED)
         return True
-
-    def backlog(self) -> int:
-        """What is due and left, up to this run's bound."""
-        connection = self._work()
-        db.roll_back(connection)
-        batches.begin(connection, uuid4(), min(self._limits.batch_timeout, _COUNTING))
-        try:
-            return self._source.backlog(connection, self._position)
-        finally:
-            db.roll_back(connection)
 
     def _log_end(self, record: RunRecord) -> None:
         tell = self._log.error if record.outcome.is_failure else self._log.info
@@ -432,147 +394,6 @@ class Run:
             next_run_at=record.next_run_at,
             **({"error": record.error, "sqlstate": record.sqlstate} if record.error else {}),
         )
-
-    # ── stopping, and trying again ───────────────────────────────────────────────────────────────────────────────
-
-    def _check(self) -> None:
-        """Raises where nothing more may be written."""
-        stop = self._stopped
-        if stop is Stop.LOST:
-            raise LeaseLostError(f"another run of job {self.spec.name!r} took over; nothing more is written")
-        if stop is Stop.DEADLINE:
-            raise DeadlinePassedError(self._too_slow())
-        if stop is Stop.ORPHANED:
-            raise GafferError(
-                f"the process that started this run of job {self.spec.name!r} is gone; nothing more is written"
-            )
-
-    def _too_slow(self) -> str:
-        return (
-            f"batch {self._batches + 1} of job {self.spec.name!r} was cut at the run's deadline of "
-            f"{self._limits.timeout}; {self._batches} were committed. Let a batch be smaller "
-            "(bounds: batch_rows) or the timeout longer"
-        )
-
-    def _again_or_raise(self, error: Exception) -> None:
-        """Makes ready to do the batch again under the same fence, if that may help; else raises the error."""
-        self._attempts += 1
-        stopped = self._stopped is not None or self._left() <= timedelta()
-        passing = db.worth_repeating(error) or isinstance(error, DatabaseUnavailableError)
-        if stopped or self._attempts >= _ATTEMPTS or not passing:
-            raise error
-        pause = random.uniform(0.05, 0.2) * 2**self._attempts  # noqa: S311
-        self._log.warning(
-            "does the batch again",
-            batch=self._batches + 1,
-            error=db.primary_message(error),
-            sqlstate=db.sqlstate(error),
-        )
-        time.sleep(pause)
-        if db.lost_connection(error):
-            self._drop_connection()
-        elif self._connection is not None:
-            db.roll_back(self._connection)
-
-    def _left(self) -> timedelta:
-        return timedelta(seconds=self._deadline - time.monotonic())
-
-    @property
-    def _lease(self) -> Lease:
-        assert self._granted is not None  # noqa: S101 — asked for only while it is held
-        return self._granted
-
-    @property
-    def _stopped(self) -> Stop | None:
-        if self._keeper is None:
-            return None
-        # The keeper looks only now and then; what the server cuts at its own limit meanwhile is cut at the deadline.
-        past = Stop.DEADLINE if self._left() <= timedelta() else None
-        return self._keeper.stopped or past
-
-    def _release_keeper(self) -> None:
-        if self._keeper is not None:
-            self._keeper.end()
-
-    # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _work(self) -> db.Connection:
-        if self._connection is None:
-            self._connection = db.connect(self._url, application_name=f"gaffer:{self.spec.name}")
-        return self._connection
-
-    def _reconnect(self) -> None:
-        self._drop_connection()
-        self._work()
-
-    def _drop_connection(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            db.give_up(connection)
-
-    def _cancel(self) -> None:
-        connection = self._connection
-        if connection is not None and self._in_batch:
-            db.cancel_running(connection)
-
-    def _acquire(self) -> tuple[Grant, datetime]:
-        """The grant, and the database's time before it."""
-        lease_id = uuid4()
-
-        def ask(wait: timedelta = _BUSY_WAIT) -> Grant:
-            self._unanswered = ask
-            grant = leases.acquire(
-                self._work(),
-                job=self.spec.name,
-                slot=0,
-                lease_id=lease_id,
-                owner=self._owner,
-                lease=self._duration,
-                timeout=self._limits.timeout,
-                trigger=self._trigger,
-                tick=self._tick,
-                dagster_run_id=self._dagster_run_id,
-                spec_hash=self.spec.hash,
-                wait=wait,
-                despite_pause=self._despite_pause,
-            )
-            if grant.run_id is not None and grant.fence is not None and grant.first_seen_at is not None:
-                self._position = grant.position
-                self._wanted_at = grant.wanted_at
-                self._uncovered_from = grant.covered_until or grant.first_seen_at
-                self._looked_at = grant.granted_at
-                self._granted = Lease(self.spec.name, 0, grant.run_id, grant.fence, lease_id)
-            self._unanswered = None
-            return grant
-
-        attempt = 0
-        while True:
-            try:
-                connection = self._work()
-                now = migrate.verify(connection)
-                schedule = self.spec.schedule
-                if self._tick is None and schedule is not None:
-                    self._tick = schedule.latest(now)
-                jobs.register(connection, self.spec, next_due_at=None if schedule is None else schedule.next(now))
-                grant = ask(timedelta())
-                return (ask() if grant.outcome == "busy" else grant), now
-            except Exception as error:
-                attempt += 1
-                if attempt >= 3 or not db.worth_repeating(error):
-                    raise
-                self._drop_connection()
-                time.sleep(random.uniform(0.1, 0.3))  # noqa: S311
-
-    def _hear_answer(self) -> None:
-        """Told to stop while the answer of acquire or supersede was on its way: asked again, the database says
-        what we hold, so that it can be given back."""
-        if self._unanswered is None:
-            return
-        self._drop_connection()
-        try:
-            self._unanswered()
-        except Exception as error:  # what we may hold runs out by itself
-            self._log.warning("not known what is held", error=db.primary_message(error))
 
 
 @contextmanager
@@ -596,22 +417,17 @@ def open_run(
     `tick`: the scheduled time that woke it, if one did. `parent`: the process whose end ends the run. Raises what the
     block raised; `LeaseLostError` or `DeadlinePassedError` where that was only the consequence.
     """
-    run = Run(
-        spec,
-        url,
-        trigger=trigger,
-        tick=tick,
-        dagster_run_id=dagster_run_id,
-        parent=parent,
-        despite_pause=despite_pause,
-        context=context,
-        log=log,
-        observe=observe,
-        lease=lease,
-        worker_clock=worker_clock,
-    )
+    log = log.bind(job=spec.name)
+    run = Run(spec, Holding(spec, url, lease, log), context=context, log=log, observe=observe)
     try:
-        run.begin()
+        run.begin(
+            trigger=trigger,
+            tick=tick,
+            dagster_run_id=dagster_run_id,
+            parent=parent,
+            despite_pause=despite_pause,
+            worker_clock=worker_clock,
+        )
         yield run
         run.close()
     except BaseException as error:

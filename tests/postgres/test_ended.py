@@ -314,9 +314,15 @@ def test_a_run_that_did_not_work_or_failed_covers_no_tick(url: str, hours: Any) 
     assert jobs.query(
         url, "select outcome, ticks_covered, next_run_at from gaffer.job_runs order by id desc limit 1"
     ) == [("failed", None, MIDNIGHT + 2 * HOUR)]
-    after = jobs.query(url, "select covered_until, last_success_at, last_success_tick, next_due_at from gaffer.job")
-    assert after == before
-    assert hourly.at(MIDNIGHT + 2 * HOUR).ticks_covered == 2
+    state = "select covered_until, last_success_at, last_success_tick, next_due_at from gaffer.job"
+    assert jobs.query(url, state) == before
+    with session(url) as connection:
+        hourly.clock.set(MIDNIGHT + 2 * HOUR)
+        for outcome in (Outcome.CAPPED, Outcome.INTERRUPTED, Outcome.TIMED_OUT, Outcome.LOST_LEASE):
+            now = {"covered_until": hourly.clock.now(), "success_tick": MIDNIGHT, "next_due_at": MIDNIGHT + 9 * HOUR}
+            end(connection, acquire(connection, hourly.spec).lease, outcome, **now)
+            assert jobs.query(url, state) == before, outcome
+    assert hourly.at(MIDNIGHT + 2 * HOUR + A_MOMENT).ticks_covered == 2
 
 
 def test_a_run_killed_before_its_first_statement_is_due_again(url: str, hours: Any, clock: Clock) -> None:

@@ -238,7 +238,7 @@ def test_the_right_fence_with_another_lease_id_is_refused(url: str, job: Any) ->
         held = acquire(connection, job)
         twin = protocol.Attempt(held.grant, uuid4(), job.name).lease
         assert not leases.renew(connection, twin, timedelta(seconds=60))
-        with pytest.raises(LeaseLostError):
+        with pytest.raises(LeaseLostError, match='fence 1 of job "copy_rows" is no longer current'):
             commit(connection, twin, begin(connection), since=None, until={"n": "1"})
         db.roll_back(connection)
         with pytest.raises(LeaseLostError):
@@ -248,6 +248,23 @@ def test_the_right_fence_with_another_lease_id_is_refused(url: str, job: Any) ->
             end(connection, twin)
         db.roll_back(connection)
         commit(connection, held.lease, begin(connection), since=None, until={"n": "1"})
+
+
+def test_a_batch_that_finds_the_watermark_elsewhere_commits_nothing(url: str, job: Any) -> None:
+    """Somebody set it by hand, under a run that holds the lease."""
+    jobs.execute(url, "create table effects (n int)")
+    with session(url) as connection:
+        held = acquire(connection, job)
+        commit(connection, held.lease, begin(connection), since=None, until={"n": "1"})
+        for since in (None, {"n": "0"}, {"n": "1", "m": "1"}):
+            batch = begin(connection)
+            connection.execute("insert into effects values (1)")
+            with pytest.raises(LeaseLostError, match='watermark of job "copy_rows" is not where'):
+                commit(connection, held.lease, batch, since=since, until={"n": "2"})
+            db.roll_back(connection)
+        commit(connection, held.lease, begin(connection), since={"n": "1"}, until={"n": "2"})
+    assert jobs.query(url, "select * from effects") == []
+    assert jobs.query(url, "select batches, watermark_to from gaffer.job_runs") == [(2, {"n": "2"})]
 
 
 def test_release_clears_the_lease_id_and_keeps_the_fence(url: str, job: Any) -> None:

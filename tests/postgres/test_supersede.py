@@ -105,6 +105,26 @@ def test_it_is_refused_once_another_run_took_over(url: str, connection: db.Conne
     end(connection, other.lease)
 
 
+def test_a_take_over_that_commits_while_it_waits_has_won(url: str, connection: db.Connection) -> None:
+    held, lease_id = acquire(connection, SPEC).lease, uuid4()
+    expire(url)
+    with psycopg.connect(url) as other:
+        taken = "select (gaffer.acquire(%s, 0, %s, 'x', '1m', '5m', 'manual', null, null, '', '0', false)).fence"
+        assert other.execute(taken, [SPEC.name, lease_id]).fetchone() == (2,)
+
+        def asked() -> Grant:
+            with session(url) as late:
+                return leases.supersede(late, held, uuid4(), MINUTE)
+
+        answer = Actor(asked)
+        until(lambda: protocol.waits_for_a_lock(url))
+        other.commit()
+        with pytest.raises(LeaseLostError):
+            answer.result()
+    assert protocol.lease_row(url)[:2] == (2, lease_id)
+    assert protocol.outcomes(url) == ["abandoned", "running"]
+
+
 def test_it_is_refused_once_the_run_has_ended(connection: db.Connection) -> None:
     held = acquire(connection, SPEC).lease
     end(connection, held)

@@ -16,6 +16,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from gaffer_dagster.domain.watermark import RowPosition
+from gaffer_dagster.engine.holding import Holding
 from gaffer_dagster.engine.run import Run
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.store import db, migrate, new_rows
@@ -123,20 +124,21 @@ def patch(name: str) -> None:
     if variant.page is not None:
         new_rows.page = variant.page
     if variant.believes_errors:
-        Run._was_committed = _believe_the_error  # type: ignore[method-assign]
+        Holding.supersede = _believe_the_error  # type: ignore[method-assign]
 
 
 def observe(name: str, run: Run, station: Station, at: Callable[[str], None]) -> None:
     """Does the variant's check where it is a message of its own."""
     if station is VARIANTS[name].check_at:
-        lease = run._lease
-        connection = run._work()
+        lease = run._holding.lease
+        connection = run._holding.connection()
+        batch = connection.execute("select current_setting('gaffer.batch')").fetchone()
         with db.refusals():
             connection.execute(
                 "select gaffer.check_batch(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
                 [
-                    lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, run._batch_id,
-                    Jsonb(None), Jsonb(None), None, 0, run._duration,
+                    lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, batch[0] if batch else None,
+                    Jsonb(None), Jsonb(None), None, 0, run._holding.duration,
                 ],
             )  # fmt: skip
         at(CHECKED)
@@ -172,6 +174,6 @@ def _split(text: str, at: str) -> tuple[str, str]:
     return text[:where], text[where:]
 
 
-def _believe_the_error(run: Run, _number: int) -> bool:
-    run._reconnect()
-    return False
+def _believe_the_error(holding: Holding) -> int:
+    holding.drop()
+    return 0

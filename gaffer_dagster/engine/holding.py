@@ -1,0 +1,222 @@
+"""The lease as one run holds it: its connection, its keeper, and the four things that are asked of the database.
+
+Acquire, supersede and end are made so that asking again is safe. That is what this module does when an answer is
+lost: the connection broke, or an interrupt came while the answer was on its way.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TypeVar
+from uuid import uuid4
+
+from gaffer_dagster.domain.lease import Grant, Lease
+from gaffer_dagster.domain.spec import JobSpec
+from gaffer_dagster.engine.keeper import Keeper, Stop
+from gaffer_dagster.engine.log import Log
+from gaffer_dagster.errors import DatabaseUnavailableError
+from gaffer_dagster.store import db, jobs, leases, migrate
+
+Answer = TypeVar("Answer")
+
+_ATTEMPTS = 5
+# A holder that is just ending frees the lease within this; a holder at work is seen at once.
+_BUSY_WAIT = timedelta(seconds=1)
+
+
+class Holding:
+    """`grant` is what acquire answered; `lease` is the identity that is held now, and changes with supersede."""
+
+    def __init__(self, spec: JobSpec, url: str, duration: timedelta, log: Log) -> None:
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
+        self.duration = duration
+        self.grant: Grant | None = None
+        self.may_cancel = False  # what runs on the connection is a batch's, and may be cancelled
+        self._spec = spec
+        self._url = url
+        self._log = log
+        self._deadline = 0.0
+        self._connection: db.Connection | None = None
+        self._held: Lease | None = None
+        self._keeper: Keeper | None = None
+        # Asks again what was asked, as long as its answer has not been taken note of.
+        self._unanswered: Callable[[], object] | None = None
+
+    # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def connection(self) -> db.Connection:
+        """The run's own, never pooled; made anew after `drop`."""
+        if self._connection is None:
+            self._connection = db.connect(self._url, application_name=f"gaffer:{self._spec.name}")
+        return self._connection
+
+    def roll_back(self) -> None:
+        if self._connection is not None:
+            db.roll_back(self._connection)
+
+    def drop(self) -> None:
+        """Cancels what runs, so that its rows are free at once, and closes."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            db.give_up(connection)
+
+    def _cancel(self) -> None:
+        connection = self._connection
+        if connection is not None and self.may_cancel:
+            db.cancel_running(connection)
+
+    # ── what is held ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def lease(self) -> Lease:
+        assert self._held is not None  # noqa: S101 — asked for only while it is held
+        return self._held
+
+    @property
+    def is_held(self) -> bool:
+        return self._held is not None
+
+    def keep(self, deadline: float, parent: int | None, log: Log) -> None:
+        """Renews the lease from now on, and stops the work at `deadline` (of `time.monotonic()`)."""
+        self._log, self._deadline = log, deadline
+        self._keeper = Keeper(
+            lambda: db.connect(self._url, application_name=f"gaffer:{self._spec.name}:keeper"),
+            self.lease,
+            self.duration,
+            deadline=deadline,
+            parent=parent,
+            cancel=self._cancel,
+            log=log,
+        )
+        self._keeper.start()
+
+    def let_go(self) -> None:
+        """No renewal and no cancel from here on."""
+        self.may_cancel = False
+        if self._keeper is not None:
+            self._keeper.end()
+
+    @property
+    def left(self) -> timedelta:
+        """How much of the run's time is left."""
+        return timedelta(seconds=self._deadline - time.monotonic())
+
+    @property
+    def stopped(self) -> Stop | None:
+        if self._keeper is None:
+            return None
+        # The keeper looks only now and then; what the server cuts at its own limit meanwhile is cut at the deadline.
+        past = Stop.DEADLINE if self.left <= timedelta() else None
+        return self._keeper.stopped or past
+
+    # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def acquire(
+        self, *, trigger: str, tick: datetime | None, dagster_run_id: str | None, despite_pause: bool
+    ) -> tuple[Grant, datetime]:
+        """What the database answers, and its time before that. Also makes the job known as it is defined now."""
+        lease_id = uuid4()
+        schedule = self._spec.schedule
+        woken_for = tick
+
+        def ask(wait: timedelta = _BUSY_WAIT) -> Grant:
+            self._unanswered = ask
+            grant = leases.acquire(
+                self.connection(),
+                job=self._spec.name,
+                slot=0,
+                lease_id=lease_id,
+                owner=self.owner,
+                lease=self.duration,
+                timeout=self._spec.limits.timeout,
+                trigger=trigger,
+                tick=woken_for,
+                dagster_run_id=dagster_run_id,
+                spec_hash=self._spec.hash,
+                wait=wait,
+                despite_pause=despite_pause,
+            )
+            if grant.run_id is not None and grant.fence is not None:
+                self.grant = grant
+                self._held = Lease(self._spec.name, 0, grant.run_id, grant.fence, lease_id)
+            self._unanswered = None
+            return grant
+
+        def whole() -> tuple[Grant, datetime]:
+            nonlocal woken_for
+            now = migrate.verify(self.connection())
+            if woken_for is None and schedule is not None:
+                woken_for = schedule.latest(now)
+            jobs.register(self.connection(), self._spec, next_due_at=None if schedule is None else schedule.next(now))
+            grant = ask(timedelta())
+            return (ask() if grant.outcome == "busy" else grant), now
+
+        return self._repeat(whole, 3, db.worth_repeating)
+
+    def supersede(self) -> int:
+        """How many batches of this run are committed, once that can no longer change: takes the next fence, which
+        waits for a COMMIT that may still be under way."""
+        assert self._keeper is not None  # noqa: S101 — it lives as long as the lease
+        self._keeper.hold_still()
+        old, new_id = self.lease, uuid4()
+
+        def ask() -> Grant:
+            self._unanswered = ask
+            grant = leases.supersede(self.connection(), old, new_id, self.duration)
+            assert grant.fence is not None  # noqa: S101 — granted
+            self._held = replace(old, fence=grant.fence, lease_id=new_id)
+            self._unanswered = None
+            return grant
+
+        self.drop()
+        while True:
+            try:
+                grant = ask()
+                break
+            except Exception as error:
+                if not _passes(error) or self.left <= timedelta():
+                    raise
+                self._log.warning("commit is unknown", error=db.primary_message(error))
+                self.drop()
+                time.sleep(random.uniform(0.1, 0.5))  # noqa: S311 — spreads the load, nothing secret
+        self._keeper.go_on(self.lease)
+        self._log.info("superseded", fence=grant.fence, committed=grant.batches)
+        return grant.batches or 0
+
+    def end(self, ask: Callable[[db.Connection, Lease], Answer]) -> Answer:
+        """What `ask` is told. Repeated where its answer is lost, or a late cancel hits it."""
+        self.may_cancel = False
+        return self._repeat(lambda: ask(self.connection(), self.lease), _ATTEMPTS, _passes)
+
+    def hear_answer(self) -> None:
+        """Told to stop while the answer of acquire or supersede was on its way: asked again, the database says what is
+        held, so that it can be given back."""
+        if self._unanswered is None:
+            return
+        self.drop()
+        try:
+            self._unanswered()
+        except Exception as error:  # what may be held runs out by itself
+            self._log.warning("not known what is held", error=db.primary_message(error))
+
+    def _repeat(self, ask: Callable[[], Answer], attempts: int, passes: Callable[[BaseException], bool]) -> Answer:
+        attempt = 0
+        while True:
+            try:
+                return ask()
+            except Exception as error:
+                attempt += 1
+                if attempt == attempts or not passes(error):
+                    raise
+                self.drop()
+                time.sleep(random.uniform(0.05, 0.2) * 2**attempt)  # noqa: S311
+
+
+def _passes(error: BaseException) -> bool:
+    return db.worth_repeating(error) or db.was_cut(error) or isinstance(error, DatabaseUnavailableError)
