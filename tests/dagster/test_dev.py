@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,6 +179,21 @@ def test_a_killed_run_is_taken_over(database: str, dagster: Deployment, job: str
     again = dagster.launch("asked_job", "asked", name)
     assert dagster.finish(again) == "SUCCESS"
     assert rows_of(database, run)[0][0] == "abandoned"
+    assert rows_of(database, again) == [("succeeded", 5, None, None)]
+
+
+def test_a_step_that_outlives_its_killed_run_stops_by_itself(database: str, dagster: Deployment) -> None:
+    jobs.add_rows(database, 5, table="source_asked")
+    step(database, "orphan", "statement")
+    run = dagster.launch("__ASSET_JOB", "asked", "orphan")
+    pid, _ = seen(database, "orphan")
+    worker = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    os.kill(worker, signal.SIGKILL)
+    assert dagster.finish(run) == "FAILURE"
+    wait_until(lambda: rows_of(database, run)[0][0] == "interrupted", 30, "interrupted")
+    step(database, "orphan", "go")
+    again = dagster.launch("asked_job", "asked", "orphan")
+    assert dagster.finish(again) == "SUCCESS"
     assert rows_of(database, again) == [("succeeded", 5, None, None)]
 
 
