@@ -36,4 +36,4 @@ def of_run(record: RunRecord) -> dict[str, Any]:
 
 
 def _show_position(position: Position) -> str:
-    return ", ".join(f"{name} {value}" for name, value in position.items())
+    return ", ".join(f"{name} {value}" for name, value in position.items() if name != "of")

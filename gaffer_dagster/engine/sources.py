@@ -15,6 +15,7 @@ from typing_extensions import assert_never
 from gaffer_dagster.domain.due import EachInterval, NewRows, Window
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.watermark import Position, RowPosition, TimePosition
+from gaffer_dagster.errors import ForeignWatermarkError
 from gaffer_dagster.store import db, horizon, new_rows, prepare
 
 
@@ -67,10 +68,19 @@ def source_of(spec: JobSpec, first_seen_at: datetime) -> Source:
     assert_never(due)
 
 
+def _other_watermark(job: str, position: Position, wanted: str) -> ForeignWatermarkError:
+    return ForeignWatermarkError(
+        f"the watermark of job {job!r} ({dict(position)}) was not written for {wanted}: what the job is due for was "
+        "changed. Nothing was read, since it would be done twice or not at all; give the changed job its own name, "
+        "or set gaffer.job_watermark to where it is to go on (null: from the beginning)"
+    )
+
+
 class _NewRowsSource:
     cluster: str | None = None
     _table: prepare.Source
     _horizon: str
+    _of: str
 
     def __init__(self, job: str, due: NewRows) -> None:
         self._job = job
@@ -78,13 +88,19 @@ class _NewRowsSource:
 
     def look(self, connection: db.Connection, at: datetime, position: Position | None, cluster: str | None) -> None:
         self._table = prepare.source(connection, self._due.table, self._due.key)
+        self._of = f"{self._table.table}({self._due.key})"
+        if position is not None and position.get("of") != self._of:
+            raise _other_watermark(self._job, position, f"rows of {self._of}")
         self._horizon, self.cluster = new_rows.horizon(connection, self._job, RowPosition.read(position), cluster)
 
     def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | None:
         found = new_rows.page(
             connection, self._table, self._due.where, RowPosition.read(position), self._horizon, limit
         )
-        return None if found is None else Page(found.position.as_json(), len(found.rows), rows=found.rows)
+        if found is None:
+            return None
+        # With what it counts in: on another table the same numbers would skip rows in silence.
+        return Page({**found.position.as_json(), "of": self._of}, len(found.rows), rows=found.rows)
 
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
         return new_rows.backlog(connection, self._table, self._due.where, RowPosition.read(position), self._horizon)
@@ -106,6 +122,8 @@ class _IntervalSource:
         self._waits = self._intervals.settle < spec.limits.timeout
 
     def look(self, connection: db.Connection, at: datetime, position: Position | None, cluster: str | None) -> None:
+        if position is not None and "until" not in position:
+            raise _other_watermark(self._job, position, "intervals of time")
         self._bound = at if self._waits else at - self._intervals.settle
         self._mark = horizon.mark(connection)
 

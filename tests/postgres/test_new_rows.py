@@ -541,3 +541,17 @@ def test_the_page_is_one_range_of_the_index(url: str) -> None:
         plan = "\n".join(row[0] for row in connection.execute(query).fetchall())
     assert "Index" in plan
     assert "Sort" not in plan
+
+
+def test_a_watermark_of_another_table_or_kind_of_due_work_is_refused(url: str) -> None:
+    jobs.make_source(url, 3)
+    jobs.make_source(url, 3, table="other")
+    jobs.run(jobs.spec(), url)
+    with pytest.raises(ForeignWatermarkError, match=r"was not written for rows of public\.other\(id\)"):
+        jobs.run(jobs.spec(table="other"), url)
+    with pytest.raises(ForeignWatermarkError, match="was not written for intervals of time"):
+        jobs.run(jobs.daily("copy_rows", start="2024-01-01"), url)
+    assert jobs.query(url, "select count(*) from target") == [(3,)]
+    jobs.run(jobs.daily(start="2026-01-01", until="2026-01-02"), url, lambda batch: None)
+    with pytest.raises(ForeignWatermarkError, match=r"was not written for rows of public\.source\(id\)"):
+        jobs.run(jobs.spec("daily"), url)
