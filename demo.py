@@ -21,6 +21,7 @@ import zipfile
 from collections.abc import Iterator
 from datetime import date, datetime
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from rich.console import Console
@@ -28,6 +29,8 @@ from rich.progress import track
 from rich.table import Table
 
 from gaffer_dagster import database, local
+from gaffer_dagster.errors import GafferError
+from gaffer_dagster.store import db, migrate
 
 HERE = Path(__file__).parent
 FLIGHTS = 336_776
@@ -87,9 +90,14 @@ def rows() -> Iterator[tuple[object, ...]]:
             )
 
 
+def connect(url: str) -> psycopg.Connection[tuple[Any, ...]]:
+    return psycopg.connect(**db.parse_url(url))
+
+
 def load(url: str, console: Console) -> None:
     """Creates the demo's tables and loads the flights, once."""
-    with psycopg.connect(url) as connection:
+    with connect(url) as connection:
+        connection.execute("select pg_advisory_xact_lock(20130101)")  # two demos at once load once
         connection.execute(TABLES)
         if connection.execute("select exists (select 1 from flights)").fetchone() == (True,):
             return
@@ -107,7 +115,7 @@ def catch_up(environment: dict[str, str]) -> None:
 
 
 def show(url: str, console: Console) -> None:
-    with psycopg.connect(url) as connection:
+    with connect(url) as connection:
         totals = connection.execute("select sum(flights), sum(cancelled) from carrier_delay").fetchone()
         days = connection.execute("select count(*), min(hours)::int, max(hours)::int from daily_report").fetchone()
         carriers = connection.execute(
@@ -129,7 +137,7 @@ def show(url: str, console: Console) -> None:
 def drip(url: str, stop: threading.Event) -> None:
     """A few flights of today every 20 seconds, for the next tick to take up."""
     while not stop.wait(20):
-        with psycopg.connect(url) as connection:
+        with connect(url) as connection:
             connection.execute(
                 """
                 insert into flights (day, carrier, flight, origin, dest, sched_dep_at, dep_time, dep_delay)
@@ -139,10 +147,18 @@ def drip(url: str, stop: threading.Event) -> None:
             )
 
 
-def serve(url: str, environment: dict[str, str], console: Console) -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", int(environment.get("PORT", "0"))))
-        port = probe.getsockname()[1]
+def free_port() -> int:
+    """PORT, if it is free, else any. Asked before the work, so that a port in use is said at once."""
+    wanted = os.environ.get("PORT", "0")
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", int(wanted)))
+            return probe.getsockname()[1]
+    except (ValueError, OverflowError, OSError) as error:
+        sys.exit(f"demo: PORT={wanted} cannot be used ({error}); give another one, or none")
+
+
+def serve(url: str, port: int, environment: dict[str, str], console: Console) -> int:
     stop = threading.Event()
     threading.Thread(target=drip, args=(url, stop), daemon=True).start()
     console.print(f"\nDagster is at http://127.0.0.1:{port} in a moment (Ctrl-C stops it); the schedules are on.")
@@ -153,6 +169,7 @@ def serve(url: str, environment: dict[str, str], console: Console) -> int:
         env=environment,
         cwd=HERE,
         start_new_session=True,
+        preexec_fn=heed_signals,
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: server.send_signal(signal.SIGINT))
@@ -161,23 +178,37 @@ def serve(url: str, environment: dict[str, str], console: Console) -> int:
     return 0 if code in (0, -signal.SIGINT, 130) else code
 
 
+def heed_signals() -> None:
+    """In the background of a script SIGINT is ignored, and Dagster would inherit that and never stop."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def main() -> int:
     console = Console()
     serves = sys.argv[1:] != ["--no-serve"]
     if sys.argv[1:] not in ([], ["--no-serve"]):
         sys.exit("usage: ./dev demo [--no-serve]")
     os.chdir(HERE)
+    port = free_port() if serves else 0
     if not serves and not os.environ.get(database.VARIABLE):
         local.keep(database.FOLDER)
     url = database.resolve(os.environ.get(database.VARIABLE) or database.LOCAL)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
+    with db.connect(url, application_name="gaffer:demo") as connection:
+        migrate.migrate(connection)
     load(url, console)
     subprocess.run([*GAFFER, "prepare", "flights", "--key", "id", "--apply"], check=True, env=environment, cwd=HERE)
     catch_up(environment)
     show(url, console)
     subprocess.run([*GAFFER, "status"], check=True, env=environment, cwd=HERE)
-    return serve(url, environment, console) if serves else 0
+    return serve(url, port, environment, console) if serves else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except GafferError as error:
+        sys.exit(f"demo: {error}")
+    except subprocess.CalledProcessError as error:  # it has said itself what is wrong
+        sys.exit(error.returncode)

@@ -23,6 +23,10 @@ class DatabaseUnavailableError(GafferError):
     """Postgres cannot be reached, or went away. Nothing was committed that is not recorded; try again."""
 
 
+class MissingRightsError(GafferError):
+    """The role may not do what is asked. The message says what to grant."""
+
+
 class SchemaBehindError(GafferError):
     """The tables are older than this package; `gaffer migrate` brings them up to date."""
 

@@ -7,6 +7,7 @@ run that it has already called failed.
 
 # No postponed annotations here: Dagster reads those of the function below as objects.
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,8 @@ _jobs: WeakKeyDictionary[dg.AssetsDefinition, GafferJob] = WeakKeyDictionary()
 
 def job_of(asset: dg.AssetsDefinition) -> GafferJob:
     """Raises `BadSpecError` for an asset that `gaffer_asset` did not make."""
+    if not isinstance(asset, dg.AssetsDefinition):
+        raise BadSpecError(f"a {type(asset).__name__} is no asset; give what @gaffer_asset has made")
     found = _jobs.get(asset)
     if found is None:
         raise BadSpecError(
@@ -84,8 +87,11 @@ def gaffer_asset(
     """
 
     def make(work: Work) -> dg.AssetsDefinition:
+        _check_function(work)
         prefix = [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or [])
         asset_name = name or getattr(work, "__name__", "")
+        if not isinstance(asset_name, str) or not all(isinstance(part, str) for part in prefix):
+            raise BadSpecError(f"gaffer_asset: name={name!r}, key_prefix={key_prefix!r}: both are made of text")
         spec = JobSpec(
             "/".join([*prefix, asset_name]),
             due,
@@ -121,6 +127,18 @@ def gaffer_asset(
     return make
 
 
+def _check_function(work: object) -> None:
+    """A generator or a coroutine has done nothing when it returns, and its batch would be committed all the same."""
+    if not callable(work):
+        raise BadSpecError(f"@gaffer_asset is put on a function that takes a Batch, not on a {type(work).__name__}")
+    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    if any(is_kind(work) for is_kind in kinds):
+        raise BadSpecError(
+            f"{getattr(work, '__name__', work)!r} is a generator or async function, whose work comes after it returns; "
+            "write a plain function that does one batch, and returns nothing or a dict of metadata"
+        )
+
+
 def _materialize(
     context: dg.AssetExecutionContext, job: GafferJob
 ) -> Iterator[dg.MaterializeResult[Any] | dg.AssetObservation]:
@@ -138,7 +156,7 @@ def _materialize(
             yield dg.AssetObservation(context.asset_key, metadata=metadata.of_run(run.record))
         raise
     if run.record is not None and run.record.batches:
-        yield dg.MaterializeResult(metadata={**metadata.of_run(run.record), **run.metadata})
+        yield dg.MaterializeResult(metadata={**metadata.of_function(run.metadata), **metadata.of_run(run.record)})
     else:
         # Nothing new is there, so nothing downstream may be woken; an observation says why.
         told = {"gaffer/outcome": str(run.outcome)} if run.record is None else metadata.of_run(run.record)

@@ -69,17 +69,18 @@ class Runnable:
 
 def find_jobs(module: ModuleType) -> dict[str, Runnable]:
     """The jobs that a module defines, by name."""
-    values = list(vars(module).values())
+    values: list[Any] = list(vars(module).values())
     resources: dict[str, Any] = {}
-    for value in values:
+    for value in list(values):
         if isinstance(value, dg.Definitions):
             resources.update(value.resources or {})
-    return {
-        job.spec.name: Runnable(job, resources.get(job.database))
-        for value in values
-        if isinstance(value, dg.AssetsDefinition) and assets.is_gaffer_asset(value)
-        for job in [assets.job_of(value)]
-    }
+            values.extend(value.assets or [])
+        elif isinstance(value, (list, tuple, set)):
+            values.extend(value)  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(value, dict):
+            values.extend(value.values())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    jobs = [assets.job_of(value) for value in values if assets.is_gaffer_asset(value)]
+    return {job.spec.name: Runnable(job, resources.get(job.database)) for job in jobs}
 
 
 def _check(jobs: list[GafferJob], databases: Mapping[str, GafferResource | None]) -> None:

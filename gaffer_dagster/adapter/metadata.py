@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
@@ -33,6 +34,26 @@ def of_run(record: RunRecord) -> dict[str, Any]:
     if record.next_run_at is not None:
         told["gaffer/next_run_at"] = dg.MetadataValue.timestamp(record.next_run_at)
     return told
+
+
+def of_function(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user's function said. The work is committed, so a value that Dagster does not take is shown as text."""
+    return {key: value if _is_taken(value) else _as_text(value) for key, value in told.items()}
+
+
+def _is_taken(value: Any) -> bool:
+    try:
+        dg.AssetObservation("probe", metadata={"probe": value})
+    except Exception:  # whatever it does not like about it
+        return False
+    return not isinstance(value, int) or abs(value) < 2**63
+
+
+def _as_text(value: Any) -> str:
+    try:
+        return repr(value)[:1000]
+    except Exception:
+        return f"a {type(value).__name__}"
 
 
 def _show_position(position: Position) -> str:

@@ -6,6 +6,8 @@ Exit codes: 0 done; 1 it failed; 2 the command was not understood; 75 the databa
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from typing import Any
 
@@ -20,10 +22,27 @@ FAILED = 1
 TRY_AGAIN = 75
 
 
+def _open_streams() -> None:
+    """A job is done whether or not anybody listens: a closed or broken stream is as good as /dev/null."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 — for the rest of the process
+    atexit.register(_close_streams)
+
+
+def _close_streams() -> None:
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except (OSError, ValueError):
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 — Python's own flush would change the exit code
+
+
 class _Group(click.Group):
     """Says what went wrong in one line, as an instruction, and exits with the code for it."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        _open_streams()
         try:
             return super().invoke(ctx)
         except DatabaseUnavailableError as error:

@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -59,7 +59,7 @@ def run(
 
 def _run_once(job: Any, url: str, *, despite_pause: bool, as_json: bool) -> tuple[Outcome, int]:
     log = wrap(logging.getLogger("gaffer"))
-    bar = _progress() if sys.stderr.isatty() and not as_json else None
+    bar = _progress() if not as_json and sys.stderr.isatty() else None
     opened: Run | None = None
     try:
         with (
@@ -84,10 +84,10 @@ def _run_once(job: Any, url: str, *, despite_pause: bool, as_json: bool) -> tupl
         logging.getLogger("gaffer").error("%s failed", job.spec.name, exc_info=error)
         sys.exit(1)
     if opened.record is not None:
-        if as_json:
-            show.print_json([opened.record])
-        else:
-            show.print_runs([opened.record])
+        # The work is done and recorded, whether or not somebody reads what is said of it.
+        with suppress(OSError, SystemExit):  # rich turns a broken pipe into an exit of its own
+            (show.print_json if as_json else show.print_runs)([opened.record])
+            sys.stdout.flush()
     opened.reported()
     return opened.outcome, 0 if opened.record is None else opened.record.items
 
@@ -103,7 +103,8 @@ def _jobs_in(file: Path | None, module: str | None) -> dict[str, Any]:
 def _load_module(name: str) -> ModuleType:
     sys.path.insert(0, str(Path.cwd()))
     try:
-        return importlib.import_module(name)
+        with _not_left(name):
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module is there, and something that it imports is not
@@ -113,14 +114,33 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _load_file(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    # Under a name that shadows nothing: the file may be called json.py.
+    name = f"_gaffer_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise BadInputError(f"{file} cannot be loaded as Python; give a .py file")
-    sys.path.insert(0, str(file.resolve().parent))
+    sys.path.append(str(file.resolve().parent))
     loaded = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = loaded
-    spec.loader.exec_module(loaded)
+    sys.modules[name] = loaded
+    try:
+        with _not_left(str(file)):
+            spec.loader.exec_module(loaded)
+    except ImportError as error:
+        if "relative import" not in str(error):
+            raise
+        raise BadInputError(f"{file} imports from its own package; run it as -m PACKAGE.MODULE instead") from error
     return loaded
+
+
+@contextmanager
+def _not_left(where: str) -> Generator[None]:
+    """`sys.exit()` while the definitions load would end the command, with success even, and nothing done."""
+    try:
+        yield
+    except SystemExit as error:
+        raise BadInputError(
+            f"{where} ended itself (SystemExit {error}) while it was loaded; let it only define"
+        ) from error
 
 
 class _Told(KeyboardInterrupt):
@@ -137,12 +157,13 @@ def _signals() -> Generator[None]:
             raise _Told
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and the background of a script want it
+            signal.signal(number, stop)
     try:
         yield
-    except _Told:
+    except KeyboardInterrupt:
         click.echo("gaffer: interrupted; what was committed stays", err=True)
-        sys.exit(128 + told[0])
+        sys.exit(128 + (told[0] if told else signal.SIGINT))
 
 
 def _log_to_stderr(*, as_json: bool, level: int) -> None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from gaffer_dagster.domain.duration import as_duration, show_duration
 from gaffer_dagster.errors import BadSpecError
 
+SHORTEST_TIMEOUT = timedelta(seconds=1)
 LONGEST_TIMEOUT = timedelta(days=1)
 
 
@@ -38,6 +39,11 @@ class Bounds:
                 raise BadSpecError(f"bounds: {field}={value!r} must be a whole number from 1 to {most:,}")
         longest = as_duration(timeout, "bounds: timeout") if timeout is not None else None
         one = as_duration(batch_timeout, "bounds: batch_timeout") if batch_timeout is not None else None
+        if longest is not None and longest < SHORTEST_TIMEOUT:
+            raise BadSpecError(
+                f"bounds: timeout={show_duration(longest)} is shorter than {show_duration(SHORTEST_TIMEOUT)}; no batch "
+                "would begin"
+            )
         if longest is not None and longest > LONGEST_TIMEOUT:
             raise BadSpecError(
                 f"bounds: timeout={show_duration(longest)} is longer than {show_duration(LONGEST_TIMEOUT)}; "

@@ -38,7 +38,7 @@ class NewRows:
         start: str = "beginning",
     ) -> None:
         for field, value in (("table", table), ("key", key)):
-            if not value or "\0" in value or value != value.strip():
+            if not isinstance(value, str) or not value or "\0" in value or value != value.strip():
                 raise BadSpecError(f"NewRows: {field}={value!r} is no name; write it as in SQL, without blanks around")
         if settle != "snapshot":
             raise BadSpecError(
@@ -47,8 +47,8 @@ class NewRows:
             )
         if start != "beginning":
             raise BadSpecError(f"NewRows on {table}: start={start!r} is not offered; use start='beginning'")
-        if where is not None and not where.strip():
-            raise BadSpecError(f"NewRows on {table}: where={where!r} is empty; leave it out")
+        if where is not None and (not isinstance(where, str) or not where.strip() or "\0" in where):
+            raise BadSpecError(f"NewRows on {table}: where={where!r} is no SQL condition; write one, or leave it out")
         object.__setattr__(self, "table", table)
         object.__setattr__(self, "key", key)
         object.__setattr__(self, "where", where)
@@ -122,11 +122,13 @@ class Intervals:
     until: datetime | None
 
     @staticmethod
-    def of(due: EachInterval, schedule: Schedule | None, where: str) -> Intervals:
+    def of(due: EachInterval, schedule: Schedule | None, job: str) -> Intervals:
         """Raises `BadSpecError` where there is no grid to go by, or a bound does not lie on it."""
+        where = f"job {job!r}"
         if schedule is None:
             raise BadSpecError(f"{where}: EachInterval needs a schedule, whose zone its intervals are in")
-        grid = schedule if due.cron is None else Schedule(due.cron, schedule.timezone)
+        # Resolved by the job's name, as its schedule is.
+        grid = (schedule if due.cron is None else Schedule(due.cron, schedule.timezone)).resolved(job)
         zone = ZoneInfo(schedule.timezone)
         start, until = _in_zone(due.start, zone), _in_zone(due.until, zone)
         for field, value in (("start", start), ("until", until)):
@@ -166,6 +168,8 @@ def _as_bound(value: datetime | date | str | None, field: str) -> datetime | dat
             raise BadSpecError(
                 f"EachInterval: {field}={value!r} is no date; write '2013-01-01', or a time with its offset"
             ) from None
+    if value is not None and not isinstance(value, date):
+        raise BadSpecError(f"EachInterval: {field}={value!r} is no date; write '2013-01-01', or a time with its offset")
     if isinstance(value, datetime) and value.utcoffset() is None:
         raise BadSpecError(f"EachInterval: {field}={value.isoformat()} has no zone; write a date, or add the offset")
     return value

@@ -16,7 +16,7 @@ def as_duration(value: timedelta | str, field: str) -> timedelta:
     """A positive duration. Raises `BadSpecError` naming `field` and the value."""
     if isinstance(value, timedelta):
         duration = value
-    elif isinstance(value, str) and _WHOLE.fullmatch(value):  # pyright: ignore[reportUnnecessaryIsInstance]
+    elif isinstance(value, str) and _WHOLE.fullmatch(value):
         try:
             duration = sum(
                 (timedelta(**{_UNITS[unit]: float(number)}) for number, unit in _PART.findall(value)),

@@ -11,12 +11,19 @@ from functools import cached_property
 
 from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds, Limits, limits
-from gaffer_dagster.domain.due import Due, EachInterval, Intervals
+from gaffer_dagster.domain.due import Due, EachInterval, Intervals, NewRows
 from gaffer_dagster.domain.duration import show_duration
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.errors import BadSpecError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_./-]{0,127}", re.ASCII)
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "due": (NewRows, EachInterval),
+    "schedule": (Schedule, type(None)),
+    "bounds": (Bounds,),
+    "alerts": (Alerts,),
+}
 
 
 @dataclass(frozen=True)
@@ -35,10 +42,15 @@ class JobSpec:
     exclusion: str = "fence"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise BadSpecError(
                 f"job name {self.name!r}: use a-z, 0-9 and _ . / -, beginning with a letter or digit; at most 128"
             )
+        for field_name, kinds in _KINDS.items():
+            value = getattr(self, field_name)
+            if not isinstance(value, kinds):
+                names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+                raise BadSpecError(f"job {self.name!r}: {field_name} is a {type(value).__name__}; give {names}")
         if self.exclusion != "fence":
             raise BadSpecError(f"job {self.name!r}: exclusion={self.exclusion!r} is not offered; use exclusion='fence'")
         if self.schedule is not None:
@@ -61,7 +73,7 @@ class JobSpec:
     def intervals(self) -> Intervals:
         if not isinstance(self.due, EachInterval):
             raise TypeError(f"job {self.name!r} is not due by intervals")
-        return Intervals.of(self.due, self.schedule, f"job {self.name!r}")
+        return Intervals.of(self.due, self.schedule, self.name)
 
     def as_json(self) -> Mapping[str, object]:
         """The whole spec, as it is stored and hashed."""

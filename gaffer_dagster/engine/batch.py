@@ -6,6 +6,7 @@ is written elsewhere (another connection, a file, a service) does not; pass `fen
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -49,6 +50,7 @@ class Batch:
         self._connection = connection
         self._check = check
         self._open = True
+        self._thread = threading.get_ident()
         self._error: BaseException | None = None
         self._tables: dict[str, tables.Table] = {}
 
@@ -139,6 +141,10 @@ class Batch:
 
     def _before(self) -> None:
         """Raises where no further statement may be sent."""
+        if threading.get_ident() != self._thread:
+            raise BatchEndedError(
+                f"batch {self.number} belongs to the thread that it was handed to; let that one write"
+            )
         if not self._open:
             raise BatchEndedError(
                 f"batch {self.number} is over; use it only within the function or loop it was handed to"

@@ -59,6 +59,8 @@ class Holding:
     def roll_back(self) -> None:
         if self._connection is not None:
             db.roll_back(self._connection)
+            if self._connection.closed:
+                self._connection = None
 
     def drop(self) -> None:
         """Cancels what runs, so that its rows are free at once, and closes."""

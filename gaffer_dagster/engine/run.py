@@ -14,6 +14,7 @@ batch again, and what to call the end.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -33,6 +34,7 @@ from gaffer_dagster.engine.log import Log
 from gaffer_dagster.engine.sources import Page, Source, source_of
 from gaffer_dagster.engine.steps import Observer, Station
 from gaffer_dagster.errors import (
+    BadInputError,
     BatchEndedError,
     ClockSkewError,
     DatabaseUnavailableError,
@@ -74,6 +76,8 @@ class Run:
         self._attempts = 0
         self._longest = timedelta()
         self._exhausted = False  # the last look found nothing due any more
+        self._batch: Batch | None = None
+        self._batch_until = math.inf  # a time of time.monotonic()
         self._looked_at: datetime | None = None
         self._wanted_at: datetime | None = None  # as it was before the last look
         self._wanted_now: datetime | None = None
@@ -134,21 +138,39 @@ class Run:
             except Exception as error:
                 self._again_or_raise(error)
 
+    def _call(self, work: Work, batch: Batch) -> Mapping[str, Any]:
+        """What the function says, once it is sure that it has done its work: a generator, say, has not."""
+        try:
+            told = work(batch)
+        except (SystemExit, GeneratorExit) as error:  # nobody told this process to stop: that is no interrupt
+            raise BadInputError(
+                f"the function of job {self.spec.name!r} raised {type(error).__name__} ({error}); let it return to "
+                "commit a batch, and raise an ordinary exception to fail"
+            ) from error
+        if told is None:
+            return {}
+        if not isinstance(told, Mapping) or not all(isinstance(key, str) for key in told):
+            raise BadInputError(
+                f"the function of job {self.spec.name!r} returned a {type(told).__name__}; let it return nothing, or a "
+                "dict of metadata. Nothing of this batch was committed"
+            )
+        return told
+
     def apply(self, work: Work) -> None:
         """Hands every batch to `work`, whose returned metadata is kept for the report."""
         while (opened := self._next()) is not None:
             try:
-                told = work(opened[1])
+                told = self._call(work, opened[1])
                 self._commit(opened)
             except Exception as error:
                 self._again_or_raise(error)
             else:
-                self.metadata.update(told or {})
+                self.metadata.update(told)
 
     def close(self) -> None:
         """The caller is done. A loop that was left early leaves its batch undone."""
         if self.outcome is Outcome.RUNNING:
-            self._holding.roll_back()
+            self._abandon_batch()
             if not self._ends():
                 self._end(Outcome.CAPPED, backlog=self.backlog())
 
@@ -214,12 +236,14 @@ class Run:
     def _open(self) -> _Opened | None:
         """DUE: the next batch with its transaction open; None: nothing is due, or a bound is reached."""
         while True:
+            self._batch_until = math.inf
             if self._holding.stopped is not Stop.DEADLINE:  # past it no batch begins, so that none is cut either
                 self._check()
             left = self._holding.left
             if self._batches >= self._limits.batches or left <= self._longest:
                 return None
             began, batch_id = time.monotonic(), uuid4()
+            self._abandon_batch()
             connection = self._holding.connection()
             self._holding.may_cancel = True
             batches.begin(connection, batch_id, min(self._limits.batch_timeout, left + _SLACK))
@@ -235,7 +259,8 @@ class Run:
                 return None
             self._log.debug("waits", why=page.why)
             time.sleep(min(0.5, max(0.05, page.at_least.total_seconds())))
-        batch = Batch(
+        self._batch_until = began + self._limits.batch_timeout.total_seconds()
+        batch = self._batch = Batch(
             connection,
             page,
             self._source,
@@ -253,6 +278,10 @@ class Run:
     def _commit(self, opened: _Opened) -> None:
         """APPLIED, then COMMITTED."""
         page, batch, batch_id, began = opened
+        if batch is not self._batch:
+            raise BatchEndedError(
+                f"batch {batch.number} was left undone, and a later loop went on; use one loop for a run"
+            )
         swallowed = batch.close()
         if swallowed is not None:
             raise swallowed
@@ -290,6 +319,13 @@ class Run:
             raise DeadlinePassedError(self._too_slow())
         if stop is Stop.ORPHANED:
             raise GafferError(f"the process that started this run of job {job!r} is gone; nothing more is written")
+        if time.monotonic() > self._batch_until:
+            # Where the server has ended it already, its own word is the one to hear.
+            db.probe(self._holding.connection())
+            raise BatchEndedError(
+                f"batch {self._batches + 1} of job {job!r} took longer than its batch_timeout of "
+                f"{self._limits.batch_timeout}; let it be smaller (bounds: batch_rows), or give it longer"
+            )
 
     def _too_slow(self) -> str:
         return (
@@ -314,6 +350,13 @@ class Run:
         if db.lost_connection(error):
             self._holding.drop()
         else:
+            self._holding.roll_back()
+
+    def _abandon_batch(self) -> None:
+        """A batch that a loop has left open is undone, lest the next one commits it."""
+        if self._batch is not None:
+            self._batch.close()
+            self._batch = None
             self._holding.roll_back()
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────

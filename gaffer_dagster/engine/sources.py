@@ -63,7 +63,7 @@ def source_of(spec: JobSpec, first_seen_at: datetime) -> Source:
     due = spec.due
     if isinstance(due, NewRows):
         return _NewRowsSource(spec.name, due)
-    if isinstance(due, EachInterval):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(due, EachInterval):
         return _IntervalSource(spec, first_seen_at)
     assert_never(due)
 

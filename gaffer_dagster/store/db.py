@@ -85,6 +85,7 @@ def describe(url: str) -> str:
 def connect(url: str, *, application_name: str) -> Connection:
     """A new connection of its own, never pooled. Raises `DatabaseUnavailableError` when there is none to be had."""
     parts = _LIVENESS | parse_url(url)
+    parts["client_encoding"] = "utf8"
     parts["application_name"] = application_name[:63]
     try:
         # ClientCursor binds on the client, so that one message can carry several statements and their parameters.
@@ -131,10 +132,22 @@ def was_cut(error: BaseException) -> bool:
 
 
 def primary_message(error: BaseException) -> str:
-    """What happened, without the values of rows (which a database error carries in its DETAIL)."""
+    """What happened, without the values of rows (which a database error carries in its DETAIL), as text that the
+    database can store."""
     if isinstance(error, psycopg.Error):
-        return redact(error.diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0])
-    return redact(f"{type(error).__name__}: {error}")
+        text = error.diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0]
+    else:
+        try:
+            text = f"{type(error).__name__}: {error}"
+        except Exception:  # its own __str__ fails; what it is called is still worth recording
+            text = f"{type(error).__name__} (which cannot say more)"
+    return redact(text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode())
+
+
+def probe(connection: Connection) -> None:
+    """Raises what the server has to say about an open transaction, if it has ended it meanwhile."""
+    if in_transaction(connection):
+        connection.execute("select")
 
 
 _PASSWORD = re.compile(r"(?<=://)([^:/@\s]*):[^@\s]+@|(password\s*=\s*)\S+", re.IGNORECASE)
@@ -215,6 +228,11 @@ def refusals() -> Generator[None]:
     try:
         yield
     except psycopg.Error as error:
+        if error.sqlstate == "25006":
+            raise BadInputError(
+                "the database is read-only: a standby, or default_transaction_read_only is on; name the primary, or "
+                "let the role write"
+            ) from None
         refusal = _REFUSALS.get(error.sqlstate or "")
         if refusal is None:
             raise

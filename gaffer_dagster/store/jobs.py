@@ -14,10 +14,11 @@ from gaffer_dagster.store import db
 
 def register(connection: db.Connection, spec: JobSpec, *, next_due_at: datetime | None) -> None:
     """Makes the job known as it is now; writes nothing when nothing changed."""
-    connection.execute(
-        "select gaffer.register(%s, %s, %s, %s, %s)",
-        [spec.name, Jsonb(spec.as_json()), spec.hash, spec.slots, next_due_at],
-    )
+    with db.refusals():
+        connection.execute(
+            "select gaffer.register(%s, %s, %s, %s, %s)",
+            [spec.name, Jsonb(spec.as_json()), spec.hash, spec.slots, next_due_at],
+        )
 
 
 def status(connection: db.Connection, job: str | None = None) -> list[JobRecord]:

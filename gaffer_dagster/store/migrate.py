@@ -16,8 +16,10 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from gaffer_dagster.errors import (
+    BadInputError,
     DatabaseUnavailableError,
     MigrationEditedError,
+    MissingRightsError,
     SchemaAheadError,
     SchemaBehindError,
 )
@@ -64,8 +66,13 @@ def verify(connection: db.Connection) -> datetime:
         row = connection.execute("select (select max(number) from gaffer.migration), gaffer.clock()").fetchone()
     except (pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedFunction):
         row = None
+    except NotImplementedError:  # the driver reads times in ISO form only
+        raise BadInputError(
+            f'the DateStyle of the role "{connection.info.user}" is not ISO, and times cannot be read; run: alter role '
+            f"\"{connection.info.user}\" set datestyle to 'ISO' (or the same on the database)"
+        ) from None
     except pg.InsufficientPrivilege:
-        raise DatabaseUnavailableError(
+        raise MissingRightsError(
             f'the role "{connection.info.user}" may not use the schema gaffer; grant it USAGE on the schema, EXECUTE '
             "on its functions, and SELECT on its tables"
         ) from None
@@ -131,7 +138,7 @@ def migrate(connection: db.Connection) -> list[Migration]:
             "another migration has been running for 10 s; wait for it and try again"
         ) from None
     except pg.InsufficientPrivilege as error:
-        raise DatabaseUnavailableError(
+        raise MissingRightsError(
             f'the role "{connection.info.user}" may not migrate: {db.primary_message(error)}; use a role that owns the '
             "schema gaffer, or may create it"
         ) from None

@@ -63,6 +63,8 @@ def _doubled(*names: str) -> sql.Identifier:
 
 def _columns(table: Table, rows: Rows) -> list[str]:
     names = list(rows[0])
+    if not names:
+        raise BadInputError(f"row 0 for table {table} has no columns; give a dict with at least one")
     for name in names:
         table.column(name)
     wanted = set(names)

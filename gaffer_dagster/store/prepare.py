@@ -33,6 +33,7 @@ class Source:
 class _State:
     column: bool
     trigger: str | None
+    keys: list[str]
     index: bool
     broken_index: str | None
 
@@ -45,7 +46,7 @@ def source(connection: db.Connection, table_name: str, key: str) -> Source:
         what
         for what, there in (
             (f"the column {XID_COLUMN}", state.column),
-            ("the trigger that keeps it", state.trigger is not None),
+            ("the trigger that keeps it", state.trigger is not None and key in state.keys),
             (f"an index on ({XID_COLUMN}, {key})", state.index),
         )
         if not there
@@ -72,39 +73,39 @@ def statements(connection: db.Connection, table_name: str, key: str, *, changed:
             if XID_COLUMN not in table.columns
             else sql.SQL("alter table {} alter column {} set not null").format(name, column)
         )
-    if state.trigger != mode:
-        events = sql.SQL("insert or update") if mode == "changed" else sql.SQL("insert or update of {}").format(column)
+    keys = sorted({*state.keys, key})
+    if state.trigger != mode or key not in state.keys:
+        watched = sql.SQL(", ").join(map(sql.Identifier, [XID_COLUMN, *keys]))
+        events = sql.SQL("insert or update") if mode == "changed" else sql.SQL("insert or update of {}").format(watched)
+        arguments = sql.SQL(", ").join(map(sql.Literal, [mode, *keys]))
         todo += [
             sql.SQL("drop trigger if exists {} on {}").format(trigger, name),
             sql.SQL("create trigger {} before {} on {} for each row execute function gaffer.stamp_xid({})").format(
-                trigger, events, name, sql.Literal(mode)
+                trigger, events, name, arguments
             ),
             sql.SQL("alter table {} enable always trigger {}").format(name, trigger),
         ]
     if state.broken_index is not None:
-        todo.append(sql.SQL("drop index {}").format(sql.Identifier(table.schema, state.broken_index)))
+        todo.append(sql.SQL("drop index concurrently {}").format(sql.Identifier(table.schema, state.broken_index)))
     if not state.index:
-        partitioned = connection.execute(
-            "select relkind = 'p' from pg_catalog.pg_class where oid = %s", [table.oid]
-        ).fetchone()
-        concurrently = sql.SQL("") if partitioned and partitioned[0] else sql.SQL("concurrently ")
         todo.append(
             # Postgres names it: a name of ours could be taken, by another table's or for another key of this one.
-            sql.SQL("create index {}on {} ({}, {})").format(concurrently, name, column, sql.Identifier(key))
+            sql.SQL("create index concurrently on {} ({}, {})").format(name, column, sql.Identifier(key))
         )
     return [statement.as_string(connection) for statement in todo]
 
 
 def apply(connection: db.Connection, todo: list[str]) -> None:
-    """Runs `statements`: column and trigger in one transaction, the index without blocking writers."""
-    together = [text for text in todo if " index " not in f" {text.split('(')[0]} "]
+    """Runs `statements`: column and trigger in one transaction that waits for no lock for long, and the index without
+    blocking writers, however long it waits for those who read or write the table now."""
+    indexes = [text for text in todo if " index concurrently " in text]
     with connection.transaction():
         connection.execute("set local lock_timeout = '5s'")
-        for text in together:
-            connection.execute(sql.SQL(text))  # pyright: ignore[reportArgumentType] — composed by `statements`
-    for text in todo:
-        if text not in together:
-            connection.execute(sql.SQL(text))  # pyright: ignore[reportArgumentType]
+        for text in todo:
+            if text not in indexes:
+                connection.execute(sql.SQL(text))  # pyright: ignore[reportArgumentType] — composed by `statements`
+    for text in indexes:
+        connection.execute(sql.SQL(text))  # pyright: ignore[reportArgumentType]
 
 
 def _checked(connection: db.Connection, table_name: str, key: str) -> tuple[tables.Table, sql.SQL]:
@@ -114,6 +115,18 @@ def _checked(connection: db.Connection, table_name: str, key: str) -> tuple[tabl
     if type_name not in _KEY_TYPES:
         raise NotPreparedError(
             f"key {key!r} of table {table} is of type {column.type}; use one of {', '.join(_KEY_TYPES)}"
+        )
+    parent = connection.execute(
+        """
+        select relkind = 'p' or exists (select 1 from pg_catalog.pg_inherits where inhparent = c.oid)
+          from pg_catalog.pg_class c where oid = %s
+        """,
+        [table.oid],
+    ).fetchone()
+    if parent and parent[0]:
+        raise NotPreparedError(
+            f"table {table} has partitions or children, and rows that come in by ATTACH PARTITION or through a "
+            "child would be lost in silence; use one table, or each partition as a job of its own"
         )
     unique = connection.execute(
         """
@@ -159,9 +172,11 @@ def _state(connection: db.Connection, table: tables.Table, key: str) -> _State:
         """,
         [table.oid, XID_COLUMN, key],
     ).fetchone()
+    arguments: list[str] = [] if trigger is None else trigger[0].split("\\000")[:-1]
     return _State(
         column=column is not None and column.not_null,
-        trigger=None if trigger is None else trigger[0].split("\\000")[0],
+        trigger=arguments[0] if arguments else None,
+        keys=arguments[1:],
         index=index is not None and index[0],
         broken_index=index[1] if index is not None and not index[0] else None,
     )

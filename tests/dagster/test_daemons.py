@@ -13,7 +13,7 @@ from tests.dagster.deployment import deployment, wait_until
 from tests.dagster.test_dev import make_tables, seen, step
 from tests.support import jobs
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(800)
 
 
 def test_two_daemons_on_one_instance_do_every_effect_once(url: str, tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_two_daemons_on_one_instance_do_every_effect_once(url: str, tmp_path: Pa
         made.environment["STORAGE_URL"] = storage_url(url)
         made.start("dagster", "instance", "migrate").wait(60)
         made.start("dagster-webserver", "-h", "127.0.0.1", "-p", str(made.port), "-w", "workspace.yaml")
-        wait_until(made.is_up, 90, "the webserver")
+        wait_until(made.is_up, 240, "the webserver")
         for _ in range(2):
             made.start("dagster-daemon", "run", "-w", "workspace.yaml")
         rows, deadline = 0, time.monotonic() + 300
@@ -56,7 +56,7 @@ def test_without_configuration_a_second_run_ends_busy_at_once(url: str, tmp_path
     make_tables(url)
     with deployment(tmp_path / "home", url, "telemetry: {enabled: false}\n") as made:
         made.start("dagster", "dev", "-h", "127.0.0.1", "-p", str(made.port))
-        wait_until(made.is_up, 90, "the webserver")
+        wait_until(made.is_up, 240, "the webserver")
         jobs.add_rows(url, 5, table="source_asked")
         step(url, "holder", "hold")
         holder = made.launch("asked_job", "asked", "holder")

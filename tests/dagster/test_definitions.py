@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from types import ModuleType
 from typing import Any
 
 import dagster as dg
 import pytest
 
 import gaffer_dagster as gd
+from gaffer_dagster.adapter.definitions import find_jobs
 from gaffer_dagster.engine.log import JsonFormatter
 from tests.support import jobs
 
@@ -242,3 +244,154 @@ def test_a_daemon_that_was_down_for_ticks_loses_nothing(url: str) -> None:
     found = metadata_of(materialize(url, asset))
     assert found["gaffer/items"] == 4
     assert found["gaffer/ticks_covered"] in (180, 181)
+
+
+# ── what the function is, and what it says ───────────────────────────────────────────────────────────────────────
+
+
+def lazily(batch: gd.Batch) -> Any:
+    yield batch.number
+
+
+async def later(batch: gd.Batch) -> None: ...
+
+
+async def lazily_later(batch: gd.Batch) -> Any:
+    yield batch.number
+
+
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [
+        (lazily, "generator|yield"),
+        (later, "async|coroutine"),
+        (lazily_later, "async|generator|yield"),
+        (None, "function"),
+        (7, "function"),
+        ("copied", "function"),
+    ],
+)
+def test_what_cannot_do_a_batch_is_refused_where_it_is_defined(work: Any, told: str) -> None:
+    with pytest.raises(gd.GafferError, match=told):
+        gd.gaffer_asset(due=gd.NewRows("source", "id"), name="copied")(work)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: make(name=1), "name"),  # pyright: ignore
+        (lambda: make(schedule=1), "schedule"),
+        (lambda: make(schedule="@daily"), "schedule"),
+        (lambda: make(bounds=1), "bounds"),
+        (lambda: make(alerts=1), "alerts"),
+        (lambda: make(due=None), "due"),
+        (lambda: gd.build_definitions(None, resource=RESOURCE), "gaffer_asset"),  # pyright: ignore
+        (lambda: gd.build_definitions([make()], resource=RESOURCE), "gaffer_asset"),  # pyright: ignore
+        (lambda: gd.build_definitions(jobs.copy_rows, resource=RESOURCE), "gaffer_asset"),  # pyright: ignore
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_its_name(call: Any, told: str) -> None:
+    with pytest.raises(gd.GafferError, match=told):
+        call()
+
+
+def test_a_result_of_dagsters_own_is_refused_before_the_batch_is_committed(url: str) -> None:
+    jobs.make_source(url, 1)
+
+    @gd.gaffer_asset(due=gd.NewRows("source", "id"))
+    def telling(batch: gd.Batch) -> Any:
+        jobs.copy_rows(batch)
+        return dg.MaterializeResult(metadata={"mine": 1})
+
+    with pytest.raises(gd.GafferError, match="MaterializeResult"):
+        materialize(url, telling)
+    assert jobs.query(url, "select outcome from gaffer.job_runs") == [("failed",)]
+    assert jobs.query(url, "select count(*) from target") == [(0,)]
+    assert jobs.query(url, "select position from gaffer.job_watermark") == [(None,)]
+
+
+class Odd:
+    def __repr__(self) -> str:
+        return "<something odd>"
+
+
+def test_metadata_that_dagster_cannot_take_is_shown_as_text_and_fails_nothing(url: str) -> None:
+    """The work is committed by then: a failed step would say that it is not."""
+    jobs.make_source(url, 2)
+
+    @gd.gaffer_asset(due=gd.NewRows("source", "id"))
+    def telling(batch: gd.Batch) -> dict[str, Any]:
+        jobs.copy_rows(batch)
+        return {
+            "odd": Odd(),
+            "huge": 10**40,
+            "not a number": float("nan"),
+            "nested": {"odd": Odd()},
+            "listed": [Odd()],
+            "": 1,
+            "mine": 3,
+            "text": "as it is",
+            "markdown": dg.MetadataValue.md("*so*"),
+            "gaffer/items": 4711,
+            "gaffer/outcome": "mine",
+        }
+
+    with dg.instance_for_test() as instance:
+        result = materialize(url, telling, instance=instance)
+        assert result.success
+        found = metadata_of(result)
+        (stored,) = instance.fetch_materializations(dg.AssetKey("telling"), limit=10).records
+        assert stored.asset_materialization is not None
+    assert found["odd"] == "<something odd>"
+    assert str(found["huge"]) == str(10**40)
+    assert (found["mine"], found["text"], found["markdown"]) == (3, "as it is", "*so*")
+    assert "something odd" in str(found["nested"])
+    assert "something odd" in str(found["listed"])
+    assert (found["gaffer/items"], found["gaffer/outcome"]) == (2, "succeeded")
+    assert jobs.query(url, "select outcome from gaffer.job_runs") == [("succeeded",)]
+    assert jobs.query(url, "select count(*) from target") == [(2,)]
+
+
+# ── which jobs a module defines ──────────────────────────────────────────────────────────────────────────────────
+
+
+def module(**values: Any) -> ModuleType:
+    made = ModuleType("made")
+    vars(made).update(values)
+    return made
+
+
+def test_jobs_of_a_factory_are_found_through_the_definitions(url: str) -> None:
+    defs = gd.build_definitions(*[make(name) for name in ("a", "b")], resource=gd.GafferResource(dsn=url))
+    merged = dg.Definitions.merge(
+        gd.build_definitions(make("c"), resource=gd.GafferResource(dsn=url)),
+        dg.Definitions(assets=[dg.AssetSpec("theirs")], resources={"other": "x"}),
+    )
+    for given, names in ((defs, ["a", "b"]), (merged, ["c"])):
+        found = find_jobs(module(defs=given))
+        assert sorted(found) == names
+        for name in names:
+            assert found[name].job.spec.name == name
+            assert found[name].resource is not None
+            assert found[name].resource.url() == url
+
+
+def test_jobs_in_a_list_are_found() -> None:
+    assert sorted(find_jobs(module(listed=[make("a"), make("b")]))) == ["a", "b"]
+    assert sorted(find_jobs(module(listed=(make("a"), "other", 7), single=make("b"), none=[]))) == ["a", "b"]
+
+
+def test_a_job_that_is_found_in_several_places_is_one_job() -> None:
+    asset = make("a")
+    defs = gd.build_definitions(asset, resource=RESOURCE)
+    found = find_jobs(module(a=asset, listed=[asset], defs=defs, merged=dg.Definitions.merge(defs)))
+    assert list(found) == ["a"]
+    assert found["a"].resource is not None
+
+
+def test_a_module_that_holds_itself_is_read_to_its_end() -> None:
+    circle: list[Any] = [make("a")]
+    circle.append(circle)
+    made = module(circle=circle, by_name={"b": make("b")})
+    vars(made)["everything"] = vars(made)
+    assert sorted(find_jobs(made)) == ["a", "b"]

@@ -17,7 +17,7 @@ from tests.dagster.deployment import Deployment, deployment, shipped_yaml, wait_
 from tests.support import jobs
 
 # One `dagster dev` serves them all, so they stay together where several workers share the tests.
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("dev")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("dev")]
 
 
 def make_tables(url: str) -> None:
@@ -39,7 +39,7 @@ def database(server_url: str) -> Iterator[str]:
 def dagster(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with deployment(tmp_path_factory.mktemp("dagster") / "home", database, shipped_yaml()) as made:
         made.start("dagster", "dev", "-h", "127.0.0.1", "-p", str(made.port))
-        wait_until(made.is_up, 90, "the webserver")
+        wait_until(made.is_up, 240, "the webserver")
         yield made
 
 

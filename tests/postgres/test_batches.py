@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +20,7 @@ from psycopg.types.json import Jsonb
 
 from gaffer_dagster.domain.run import Outcome, RunRecord
 from gaffer_dagster.engine.batch import Batch
-from gaffer_dagster.errors import BadInputError, BatchEndedError
+from gaffer_dagster.errors import BadInputError, BatchEndedError, GafferError
 from tests.support import jobs, protocol
 from tests.support.protocol import Actor, until
 
@@ -775,3 +776,328 @@ def test_rows_come_as_tuples_or_as_asked(work: Any) -> None:
         assert batch.execute("delete from target").rowcount == 2
 
     assert work(asks).outcome is Outcome.SUCCEEDED
+
+
+# ── what the function returns, or raises ─────────────────────────────────────────────────────────────────────────
+
+
+async def wrote_later(batch: Batch) -> None:
+    jobs.copy_rows(batch)
+
+
+def wrote_lazily(batch: Batch) -> Any:
+    jobs.copy_rows(batch)
+    yield batch.number
+
+
+RETURNED: list[Callable[[Batch], Any]] = [
+    wrote_lazily,
+    wrote_later,
+    lambda batch: 7,
+    lambda batch: 0,
+    lambda batch: False,
+    lambda batch: [],
+    lambda batch: ["rows"],
+    lambda batch: "rows",
+    lambda batch: {1: "one"},
+    lambda batch: {"mine": 1, None: 2},
+    lambda batch: object(),
+]
+
+
+def test_what_is_no_metadata_fails_the_run_before_its_batch_is_committed(url: str) -> None:
+    """Of a generator, say, nothing has run yet: the rows would be passed over for good."""
+    jobs.make_source(url, 2)
+    for returns in RETURNED:
+        given: list[Any] = []
+
+        def writes(batch: Batch, returns: Callable[[Batch], Any] = returns, given: list[Any] = given) -> Any:
+            batch.insert("target", [{"id": row["id"]} for row in batch.rows])
+            given.append(returns(batch))
+            return given[0]
+
+        with pytest.raises(GafferError, match=r"copy_rows.*returned"):
+            jobs.run(SPEC, url, writes)
+        if inspect.iscoroutine(given[0]):
+            given[0].close()  # Python would warn of it
+        outcome, _, error = last_run(url)
+        assert (outcome, "returned" in error) == ("failed", True)
+        assert jobs.query(url, "select count(*) from target") == [(0,)]
+        assert jobs.query(url, "select position from gaffer.job_watermark") == [(None,)]
+    assert jobs.run(SPEC, url, lambda batch: {"rows": len(batch.rows)}).items == 2
+
+
+def test_batches_before_one_that_returned_nonsense_stay(url: str) -> None:
+    jobs.make_source(url, 3)
+
+    def returns(batch: Batch) -> Any:
+        jobs.copy_rows(batch)
+        return {"number": batch.number} if batch.number < 3 else [batch.number]
+
+    with pytest.raises(GafferError, match="returned"):
+        jobs.run(jobs.spec(batch_rows=1), url, returns)
+    assert jobs.query(url, "select outcome, items from gaffer.job_runs") == [("failed", 2)]
+    assert jobs.run(SPEC, url).items == 1
+    assert jobs.query(url, "select count(*), count(distinct id) from target") == [(3, 3)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(), SystemExit(0), SystemExit(3), GeneratorExit(), StopIteration(), StopIteration("x")],
+    ids=repr,
+)
+def test_an_exit_that_the_function_raised_is_a_failure_that_counts(url: str, work: Any, error: BaseException) -> None:
+    """Nobody told the process to stop, so that nothing would ever say that the job does not work."""
+
+    def exits(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        raise error
+
+    with pytest.raises(Exception) as raised:  # noqa: PT011 — whatever it is, it is no BaseException
+        work(exits)
+    assert isinstance(raised.value, Exception)
+    outcome, _, told = last_run(url)
+    assert (outcome, type(error).__name__ in told) == ("failed", True)
+    assert jobs.query(url, "select consecutive_failures from gaffer.job") == [(1,)]
+    assert jobs.query(url, "select count(*) from target") == [(0,)]
+    assert protocol.lease_row(url)[1] is None
+    assert jobs.run(SPEC, url).items == 1
+
+
+def test_a_keyboard_interrupt_in_the_function_is_an_interrupt(url: str, work: Any) -> None:
+    def interrupted(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work(interrupted)
+    assert protocol.outcomes(url) == ["interrupted"]
+    assert jobs.query(url, "select consecutive_failures from gaffer.job") == [(0,)]
+    assert jobs.query(url, "select count(*) from target") == [(0,)]
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("a\0b"), "ValueError: a"),
+        (ValueError("a\ud800b"), "ValueError: a"),
+        (ValueError("\0"), "ValueError"),
+        (ValueError("täglich"), "ValueError: täglich"),
+        (UnspeakableError(), "UnspeakableError"),
+    ],
+    ids=["NUL", "lone surrogate", "only NUL", "umlaut", "no text"],
+)
+def test_an_error_whose_text_cannot_be_stored_is_recorded_all_the_same(
+    url: str, work: Any, error: Exception, told: str
+) -> None:
+    def fails(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        work(fails)
+    assert raised.value is error
+    outcome, _, kept = last_run(url)
+    assert (outcome, kept[: len(told)]) == ("failed", told)
+    assert protocol.lease_row(url)[1] is None
+    assert jobs.query(url, "select consecutive_failures from gaffer.job") == [(1,)]
+    assert jobs.run(SPEC, url).items == 1
+
+
+# ── loops and threads ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def counts(url: str) -> tuple[int, int]:
+    return jobs.query(url, "select count(*), count(distinct id) from target")[0]
+
+
+def test_a_run_that_is_iterated_again_has_nothing_left(url: str) -> None:
+    jobs.make_source(url, 5)
+    with jobs.opened(jobs.spec(batch_rows=2), url) as run:
+        for _ in range(3):
+            for batch in run:
+                jobs.copy_rows(batch)
+        run.apply(jobs.copy_rows)
+    assert (run.outcome, run.record.items, counts(url)) == (Outcome.SUCCEEDED, 5, (5, 5))
+
+
+@pytest.mark.parametrize("goes_on", ["by a loop", "by apply"])
+@pytest.mark.parametrize("kept", [False, True], ids=["forgotten", "kept"])
+def test_a_batch_that_a_loop_left_by_break_is_undone_before_the_next(url: str, goes_on: str, kept: bool) -> None:
+    """Its writes are not the next batch's to commit."""
+    jobs.make_source(url, 5)
+    with jobs.opened(jobs.spec(batch_rows=2), url) as run:
+        loop = iter(run)
+        for left in loop:
+            jobs.copy_rows(left)
+            if left.number == 2:
+                break
+        if not kept:
+            del loop
+        if goes_on == "by apply":
+            run.apply(jobs.copy_rows)
+        else:
+            for number, batch in enumerate(run):
+                if number == 0:
+                    assert batch.rows == left.rows
+                    with pytest.raises(BatchEndedError):
+                        left.execute("insert into target values (4711)")
+                jobs.copy_rows(batch)
+        with pytest.raises(BatchEndedError):
+            left.execute("insert into target values (4711)")
+    assert (run.outcome, run.record.items, counts(url)) == (Outcome.SUCCEEDED, 5, (5, 5))
+
+
+def test_two_loops_at_once_double_no_row(url: str) -> None:
+    jobs.make_source(url, 6)
+    with suppress(GafferError), jobs.opened(jobs.spec(batch_rows=1), url) as run:
+        one, other = iter(run), iter(run)
+        jobs.copy_rows(next(one))
+        for batch in other:
+            jobs.copy_rows(batch)
+            if batch.number == 3:
+                break
+        for batch in one:
+            jobs.copy_rows(batch)
+    assert counts(url)[0] == counts(url)[1]
+    committed = jobs.query(url, "select items from gaffer.job_runs")[0][0]
+    assert committed == counts(url)[0]
+    assert jobs.run(SPEC, url).items == 6 - committed
+    assert counts(url) == (6, 6)
+
+
+def test_two_loops_in_turn_double_no_row(url: str) -> None:
+    jobs.make_source(url, 6)
+    with suppress(GafferError), jobs.opened(jobs.spec(batch_rows=1), url) as run:
+        one, other = iter(run), iter(run)
+        for _ in range(6):
+            for loop in (one, other):
+                batch = next(loop, None)
+                if batch is not None:
+                    jobs.copy_rows(batch)
+    assert counts(url)[0] == counts(url)[1] == jobs.query(url, "select items from gaffer.job_runs")[0][0]
+    jobs.run(SPEC, url)
+    assert counts(url) == (6, 6)
+
+
+def test_a_batch_is_of_the_thread_that_it_was_handed_to(url: str, work: Any) -> None:
+    """psycopg lets threads share a connection, and their statements would fall into whatever batch is open."""
+    row = [{"id": 4711}]
+
+    def shares(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        cursor = batch.cursor()
+        for use in (
+            lambda: batch.execute("insert into target values (4711)"),
+            lambda: batch.executemany("insert into target values (%s)", [[4711]]),
+            lambda: batch.insert("target", row),
+            lambda: batch.copy("target", row),
+            lambda: batch.savepoint().__enter__(),
+            lambda: cursor.execute("insert into target values (4711)"),
+        ):
+            with pytest.raises(BatchEndedError, match="thread"):
+                Actor(use).result()
+        jobs.copy_rows(batch)  # and the batch is none the worse for it
+
+    assert work(shares).outcome is Outcome.SUCCEEDED
+    assert jobs.query(url, "select id from target") == [(1,), (1,)]
+
+
+def test_a_row_without_columns_is_refused(url: str, things: Any) -> None:
+    for how in WRITERS:
+        for rows in ([{}], [{"name": "x"}, {}], [{}, {}]):
+            with pytest.raises(BadInputError):
+                things(how, rows)
+    assert jobs.query(url, "select count(*) from things") == [(0,)]
+
+
+# ── the time of a batch as a whole, and what a role or database prefers ──────────────────────────────────────────
+
+
+@pytest.mark.parametrize("server", ["as it is", "before 17"])
+@pytest.mark.parametrize("how", ["apply", "loop"])
+def test_a_batch_of_many_short_statements_may_take_no_longer_as_a_whole(url: str, server: str, how: str) -> None:
+    jobs.make_source(url, 5)
+    if server == "before 17":  # which have no limit for a whole transaction
+        (text,) = jobs.query(url, "select pg_get_functiondef('gaffer.begin_batch(uuid, interval)'::regprocedure)")[0]
+        assert "'transaction_timeout', v_ms" in text
+        ddl(url, text.replace("'transaction_timeout', v_ms", "'transaction_timeout', '0'"))
+
+    def many(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        for _ in range(6):
+            batch.execute("select pg_sleep(0.4)")
+
+    with (  # noqa: PT012
+        pytest.raises((GafferError, psycopg.Error)) as raised,
+        jobs.opened(jobs.spec(batch_timeout="1s"), url) as run,
+    ):
+        if how == "apply":
+            run.apply(many)
+        else:
+            for batch in run:
+                many(batch)
+    outcome, sqlstate, error = last_run(url)
+    assert outcome == "failed"
+    by_server = isinstance(raised.value, psycopg.Error) and sqlstate in ("25P04", "57014")
+    assert by_server or ("batch_timeout" in str(raised.value) and "batch_timeout" in error)
+    assert server == "as it is" or "batch_timeout" in error
+    assert jobs.query(url, "select count(*) from target") == [(0,)]
+    assert jobs.query(url, "select position from gaffer.job_watermark") == [(None,)]
+    assert jobs.run(SPEC, url).items == 5
+
+
+def prefers(url: str, setting: str) -> None:
+    database = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+    jobs.execute(url, f"alter database {database} set {setting}")
+
+
+@pytest.mark.parametrize("style", ["SQL, DMY", "German", "Postgres, MDY"])
+def test_a_date_style_that_a_database_prefers_is_named_or_does_not_hinder(url: str, style: str) -> None:
+    jobs.make_source(url, 2)
+    prefers(url, f"datestyle = {style}")
+    told: GafferError | None = None
+    try:
+        assert jobs.run(SPEC, url).items == 2
+    except GafferError as error:
+        told = error
+    assert told is None or ("DateStyle" in str(told) and "ISO" in str(told))
+    assert counts(url) == ((2, 2) if told is None else (0, 0))
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_an_encoding_that_a_database_prefers_does_not_hinder(url: str, encoding: str) -> None:
+    jobs.make_source(url)
+    jobs.execute(url, "insert into source (value) values ('täglich €')")
+    prefers(url, f"client_encoding = '{encoding}'")
+    seen: list[Any] = []
+
+    def fails_first(batch: Batch) -> None:
+        seen.extend(batch.rows)
+        jobs.copy_rows(batch)
+        batch.execute("update source set value = %s", ["Größe €"])
+        if len(seen) == 1:
+            raise ValueError("täglich")
+
+    with pytest.raises(ValueError, match="täglich"):
+        jobs.run(SPEC, url, fails_first)
+    assert jobs.run(SPEC, url, fails_first).outcome is Outcome.SUCCEEDED
+    assert [row["value"] for row in seen] == ["täglich €"] * 2
+    prefers(url, "client_encoding = 'UTF8'")
+    assert jobs.query(url, "select value from source") == [("Größe €",)]
+    assert jobs.query(url, "select error from gaffer.job_runs order by id limit 1") == [("ValueError: täglich",)]
+
+
+def test_a_database_that_only_reads_is_told_as_that(url: str) -> None:
+    jobs.make_source(url, 2)
+    prefers(url, "default_transaction_read_only = on")
+    with pytest.raises(GafferError, match="read-only") as raised:
+        jobs.run(SPEC, url)
+    assert "CONTEXT" not in str(raised.value)
+    assert "PL/pgSQL" not in str(raised.value)
+    assert jobs.query(url, "select count(*) from target") == [(0,)]

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.support import jobs
@@ -226,3 +227,165 @@ def test_the_private_server_is_kept_until_it_is_stopped(folder: Path) -> None:
 def test_the_command_starts_without_dagster(folder: Path) -> None:
     code = "import sys; import gaffer_dagster.cli; sys.exit('dagster' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=folder, timeout=60).returncode == 0
+
+
+# ── whatever the shell, the operator and the file are like ───────────────────────────────────────────────────────
+
+ENDS = """
+import gaffer_dagster as gd
+
+@gd.gaffer_asset(due=gd.NewRows("source", "id"))
+def copied(batch):
+    batch.insert("target", [{{"id": row["id"]}} for row in batch.rows])
+    {ends}
+"""
+
+
+@pytest.mark.parametrize("ends", ["import sys; sys.exit(0)", "raise StopIteration"])
+def test_an_exit_that_the_function_raised_exits_1(url: str, tmp_path: Path, ends: str) -> None:
+    jobs.make_source(url, 1)
+    (tmp_path / "jobs.py").write_text(ENDS.format(ends=ends))
+    done = gaffer(url, tmp_path, "run", "copied", "-f", "jobs.py")
+    assert done.returncode == 1
+    assert ("SystemExit" if "sys" in ends else ends.split()[1]) in done.stderr
+    assert jobs.query(url, "select outcome from gaffer.job_runs") == [("failed",)]
+    assert jobs.query(url, "select consecutive_failures from gaffer.job") == [(1,)]
+    assert jobs.query(url, "select count(*) from target") == [(0,)]
+
+
+def test_a_keyboard_interrupt_that_the_function_raised_exits_130(url: str, tmp_path: Path) -> None:
+    jobs.make_source(url, 1)
+    (tmp_path / "jobs.py").write_text(ENDS.format(ends="raise KeyboardInterrupt"))
+    done = gaffer(url, tmp_path, "run", "copied", "-f", "jobs.py")
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert jobs.query(url, "select outcome from gaffer.job_runs") == [("interrupted",)]
+    assert jobs.query(url, "select lease_id from gaffer.job_lease") == [(None,)]
+
+
+def test_an_error_of_odd_text_exits_1(url: str, tmp_path: Path) -> None:
+    jobs.make_source(url, 1)
+    (tmp_path / "jobs.py").write_text(ENDS.format(ends=r"raise ValueError('a\ud800\0b')"))
+    for more in ((), ("--json",)):
+        done = gaffer(url, tmp_path, "run", "copied", "-f", "jobs.py", *more)
+        assert (done.returncode, "ValueError: a" in done.stderr) == (1, True)
+    assert jobs.query(url, "select distinct outcome, left(error, 13) from gaffer.job_runs") == [
+        ("failed", "ValueError: a")
+    ]
+
+
+@pytest.mark.parametrize("how", ["2>&-", ">&- 2>&-", ">/dev/full", "--json >/dev/full 2>&1"])
+def test_nobody_who_listens_is_no_failure(url: str, folder: Path, how: str) -> None:
+    jobs.make_source(url, 35)
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" run copied -f jobs.py {how}', "sh", *command()],
+        cwd=folder, env=environment(url), capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert jobs.query(url, "select outcome, items from gaffer.job_runs order by id") == [
+        ("capped", 30),
+        ("succeeded", 5),
+    ]
+    assert jobs.query(url, "select count(*), count(distinct id) from target") == [(35, 35)]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_listener_who_went_away_is_no_failure(url: str, folder: Path, stream: str) -> None:
+    jobs.make_source(url, 35)
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            command("run", "copied", "-f", "jobs.py"), cwd=folder, env=environment(url), timeout=90,
+            **({"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | {stream: write}),
+        )  # fmt: skip
+    finally:
+        os.close(write)
+    assert done.returncode == 0
+    assert jobs.query(url, "select count(*), count(distinct id) from target") == [(35, 35)]
+
+
+@pytest.mark.parametrize("ignored", [True, False], ids=["nohup", "a terminal"])
+def test_a_hangup_ends_only_who_did_not_ask_to_ignore_it(url: str, tmp_path: Path, ignored: bool) -> None:
+    jobs.make_source(url, 1)
+    (tmp_path / "jobs.py").write_text(
+        ENDS.format(ends="print('asleep', flush=True); batch.execute('select pg_sleep(1.5)')")
+    )
+    process = subprocess.Popen(
+        command("run", "copied", "-f", "jobs.py"),
+        cwd=tmp_path,
+        env=environment(url),
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL),
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asleep\n"
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(30) == (0 if ignored else 128 + signal.SIGHUP)
+    finally:
+        process.kill()
+    assert jobs.query(url, "select outcome from gaffer.job_runs") == [("succeeded" if ignored else "interrupted",)]
+
+
+def test_missing_grants_are_a_failure_and_nothing_to_try_again(url: str, folder: Path, stranger: str) -> None:
+    jobs.make_source(url, 1)
+    done = gaffer(stranger, folder, "run", "copied", "-f", "jobs.py")
+    assert done.returncode == 1, done.stderr
+    assert "denied" in done.stderr or "grant" in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_exits_while_it_is_read_exits_1_and_says_so(url: str, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text("raise SystemExit(0)")
+    for given in (("-f", "jobs.py"), ("-m", "jobs")):
+        done = gaffer(url, tmp_path, "run", "copied", *given)
+        assert done.returncode == 1, given
+        assert "jobs" in done.stderr, given
+
+
+def test_a_file_may_be_named_as_a_module_of_python(url: str, tmp_path: Path) -> None:
+    jobs.make_source(url, 1)
+    folder = tmp_path / "jobs"  # Python itself takes the current one first
+    folder.mkdir()
+    checked = "import json; assert json.loads('[1]') == [1]; import beside; assert beside.here"
+    (folder / "json.py").write_text(ENDS.format(ends=checked))
+    (folder / "beside.py").write_text("here = True")
+    done = gaffer(url, tmp_path, "run", "copied", "-f", "jobs/json.py", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [row["outcome"] for row in told(done)] == ["succeeded"]
+    assert jobs.query(url, "select count(*) from target") == [(1,)]
+
+
+def test_jobs_that_have_no_name_in_the_module_are_found(url: str, tmp_path: Path) -> None:
+    jobs.make_source(url, 2)
+    (tmp_path / "jobs.py").write_text(
+        "import dagster as dg\nimport gaffer_dagster as gd\n"
+        "resource = gd.GafferResource(dsn=dg.EnvVar('GAFFER_DATABASE_URL'))\n"
+        "def make(name):\n"
+        "    def work(batch):\n"
+        "        batch.insert('target', [{'id': row['id']} for row in batch.rows])\n"
+        "    return gd.gaffer_asset(name=name, due=gd.NewRows('source', 'id'))(work)\n"
+        "made = gd.build_definitions(*[make(name) for name in ('a', 'copied')], resource=resource)\n"
+        "defs = dg.Definitions.merge(made, dg.Definitions())\n"
+        "del made\n"
+    )
+    done = gaffer(url, tmp_path, "run", "copied", "-f", "jobs.py", "--json")
+    assert (done.returncode, [row["items"] for row in told(done)]) == (0, [2]), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"), [("default_transaction_read_only = on", "read-only"), ("datestyle = SQL, DMY", "DateStyle")]
+)
+def test_a_setting_that_hinders_is_told_in_one_line(url: str, folder: Path, setting: str, named: str) -> None:
+    jobs.make_source(url, 1)
+    jobs.execute(url, f"alter database {psycopg.conninfo.conninfo_to_dict(url)['dbname']} set {setting}")
+    done = gaffer(url, folder, "run", "copied", "-f", "jobs.py")
+    if named == "DateStyle" and done.returncode == 0:
+        return
+    assert done.returncode == 1
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "CONTEXT" not in done.stderr
+    assert "PL/pgSQL" not in done.stderr

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.errors import (
-    DatabaseUnavailableError,
+    MissingRightsError,
     MigrationEditedError,
     SchemaAheadError,
     SchemaBehindError,
@@ -165,7 +165,7 @@ def test_a_migration_waits_for_another_one(empty_url: str) -> None:
 
 def test_a_role_that_may_not_migrate_is_told_so(url: str, stranger: str, empty_url: str) -> None:
     there = psycopg.conninfo.make_conninfo(stranger, dbname=str(db.parse_url(empty_url)["dbname"]))
-    with protocol.session(there) as connection, pytest.raises(DatabaseUnavailableError, match=user_of(stranger)):
+    with protocol.session(there) as connection, pytest.raises(MissingRightsError, match=user_of(stranger)):
         migrate.migrate(connection)
     assert not has_schema(empty_url)
 
@@ -217,7 +217,7 @@ def test_public_may_do_nothing(url: str, stranger: str) -> None:
 
 
 def test_a_role_that_was_granted_nothing_is_told_what_to_grant(url: str, stranger: str) -> None:
-    with pytest.raises(DatabaseUnavailableError, match=rf"{user_of(stranger)}.*USAGE.*EXECUTE.*SELECT"):
+    with pytest.raises(MissingRightsError, match=rf"{user_of(stranger)}.*USAGE.*EXECUTE.*SELECT"):
         jobs.run(jobs.spec(), stranger)
 
 

@@ -18,7 +18,7 @@ from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.watermark import RowPosition
 from gaffer_dagster.engine.batch import Batch
-from gaffer_dagster.errors import BadInputError, ForeignWatermarkError, NotPreparedError
+from gaffer_dagster.errors import BadInputError, ForeignWatermarkError, GafferError, NotPreparedError
 from gaffer_dagster.store import new_rows, prepare
 from tests.support import invariants, jobs, protocol
 from tests.support.protocol import Actor, session
@@ -413,29 +413,12 @@ def test_tables_with_odd_names_are_tables(url: str) -> None:
 def test_two_jobs_may_read_one_table_by_different_keys(url: str) -> None:
     ddl(url, "create table plain (id int primary key, other uuid not null unique default gen_random_uuid())")
     assert len(prepared(url, "plain", "id")) == 5
-    assert len(prepared(url, "plain", "other")) == 1
+    assert len(prepared(url, "plain", "other")) == 4  # the trigger watches both keys now, and an index of its own
     assert lacking(url, "plain", "id") == lacking(url, "plain", "other") == []
     ddl(url, "insert into plain (id) values (1), (2)")
     assert jobs.run(job("plain", "id"), url, lambda batch: None).items == 2
     spec = JobSpec("by_other", NewRows("plain", "other"))
     assert jobs.run(spec, url, lambda batch: None).items == 2
-
-
-def test_a_partitioned_table_can_be_a_source(url: str) -> None:
-    ddl(
-        url,
-        "create table parts (id int primary key, value text) partition by range (id)",
-        "create table parts_1 partition of parts for values from (0) to (10)",
-    )
-    prepared(url, "parts")
-    ddl(
-        url,
-        "create table parts_2 partition of parts for values from (10) to (20)",
-        "insert into parts (id, gaffer_xid) values (1, '1'), (11, '1')",
-    )
-    assert lacking(url, "parts") == []
-    assert jobs.query(url, "select count(*) from parts where gaffer_xid = '1'") == [(0,)]
-    assert jobs.run(job("parts", batch_rows=1), url, lambda batch: None).items == 2
 
 
 def test_a_key_that_could_lose_rows_is_refused(url: str) -> None:
@@ -555,3 +538,165 @@ def test_a_watermark_of_another_table_or_kind_of_due_work_is_refused(url: str) -
     jobs.run(jobs.daily(start="2026-01-01", until="2026-01-02"), url, lambda batch: None)
     with pytest.raises(ForeignWatermarkError, match=r"was not written for rows of public\.source\(id\)"):
         jobs.run(jobs.spec("daily"), url)
+
+
+# ── keys that change, tables with children, and repairs that wait for nobody for ever ────────────────────────────
+
+
+def test_a_pending_row_whose_key_changes_is_still_seen(url: str) -> None:
+    """Behind the position under its new key, and of the same transaction, it would never be due."""
+    for mode in (False, True):
+        table = f"plain_{mode}".lower()
+        ddl(url, f"create table {table} (id int primary key, value text)")
+        prepared(url, table, changed=mode)
+        ddl(url, f"insert into {table} select n * 10 from generate_series(1, 4) n")
+        taken = Taken(url)
+        spec = JobSpec(f"job_{mode}".lower(), NewRows(table, "id"), bounds=Bounds(batch_rows=2, batches=1))
+        assert taken.run(spec).items == 2
+        ddl(url, f"update {table} set id = 5 where id = 30")
+        taken.run(spec)
+        taken.run(spec)
+        assert taken.keys == [10, 20, 40, 5]
+
+
+def test_only_a_key_that_changes_makes_a_row_new_again(url: str, taken: Taken) -> None:
+    jobs.add_rows(url, 3)
+    taken.run(job())
+    stamps = "select id, gaffer_xid::text from source order by id"
+    before = jobs.query(url, stamps)
+    ddl(url, "update source set value = 'x'", "update source set id = id, value = 'y'")
+    ddl(url, "update source set gaffer_xid = default")
+    assert jobs.query(url, stamps) == before
+    assert taken.run(job()).items == 0
+    ddl(url, "update source set id = 7 where id = 1")
+    assert jobs.query(url, stamps)[:2] == before[1:]
+    assert taken.run(job()).items == 1
+    assert taken.keys == [1, 2, 3, 7]
+
+
+def test_each_key_of_two_jobs_over_a_table_is_watched(url: str) -> None:
+    ddl(url, "create table plain (id int primary key, other int not null unique)")
+    for key in ("id", "other"):
+        prepared(url, "plain", key)
+    assert lacking(url, "plain", "id") == lacking(url, "plain", "other") == []
+    ddl(url, "insert into plain values (10, 10), (20, 20), (30, 30), (40, 40)")
+    for key in ("id", "other"):
+        taken = Taken(url, key)
+        spec = JobSpec(f"by_{key}", NewRows("plain", key), bounds=Bounds(batch_rows=2, batches=1))
+        assert taken.run(spec).items == 2
+        ddl(url, f"update plain set {key} = 5 where {key} = 30")
+        taken.run(spec)
+        taken.run(spec)
+        assert sorted(taken.keys) == [5, 10, 20, 40]
+
+
+def test_a_trigger_that_does_not_watch_the_key_is_found_and_mended(url: str) -> None:
+    """As older releases made it."""
+    ddl(url, "create table plain (id int primary key, value text)")
+    prepared(url, "plain")
+    ddl(
+        url,
+        "drop trigger gaffer_stamp_xid on plain",
+        "create trigger gaffer_stamp_xid before insert or update of gaffer_xid on plain for each row"
+        " execute function gaffer.stamp_xid('new')",
+        "alter table plain enable always trigger gaffer_stamp_xid",
+        "insert into plain values (1)",
+    )
+    with pytest.raises(NotPreparedError, match=r"lacks the trigger .*gaffer prepare plain --key id --apply"):
+        jobs.run(job("plain"), url)
+    todo = prepared(url, "plain")
+    assert any(text.startswith("create trigger") for text in todo)
+    assert not any("index" in text.split("(")[0] for text in todo)
+    assert lacking(url, "plain") == []
+    ddl(url, "update plain set id = 2")
+    assert jobs.run(job("plain"), url, lambda batch: None).items == 1
+
+
+def test_a_table_with_children_is_refused(url: str) -> None:
+    """A trigger is not inherited: rows of the children would have no stamp of their own."""
+    ddl(url, "create table parent (id int primary key)", "create table child (extra int) inherits (parent)")
+    with pytest.raises((NotPreparedError, BadInputError), match=r"public\.parent.*(inherit|child)"):
+        lacking(url, "parent")
+    ddl(url, "create table plain (id int primary key)")
+    prepared(url, "plain")
+    ddl(url, "create table late_child () inherits (plain)", "insert into plain values (1)")
+    with pytest.raises((NotPreparedError, BadInputError), match=r"public\.plain.*(inherit|child)"):
+        jobs.run(job("plain"), url)
+    assert protocol.outcomes(url) == ["failed"]
+
+
+def test_an_invalid_index_is_dropped_without_blocking_writers(url: str) -> None:
+    ddl(url, "create table plain (id int primary key)")
+    prepared(url, "plain")
+    ddl(url, "update pg_index set indisvalid = false where indrelid = 'plain'::regclass and not indisprimary")
+    first, second = lacking(url, "plain")
+    assert first.startswith("drop index concurrently")
+    assert second.startswith("create index concurrently")
+    assert prepared(url, "plain") == [first, second]
+    assert lacking(url, "plain") == []
+
+
+@pytest.mark.parametrize("lacks", ["everything", "the trigger"])
+def test_preparing_waits_for_a_lock_only_so_long(url: str, lacks: str) -> None:
+    """Whoever waits for such a lock lets everyone else wait behind him."""
+    ddl(url, "create table plain (id int primary key)")
+    if lacks != "everything":
+        prepared(url, "plain")
+        ddl(url, "drop trigger gaffer_stamp_xid on plain")
+    with psycopg.connect(url) as other:
+        other.execute("insert into plain values (1)")
+        began = time.monotonic()
+        with pytest.raises((psycopg.errors.LockNotAvailable, GafferError)):
+            Actor(lambda: prepared(url, "plain")).result(30)
+        assert time.monotonic() - began < 20
+    prepared(url, "plain")
+    assert lacking(url, "plain") == []
+    with session(url) as connection:
+        assert connection.execute("show lock_timeout").fetchone() == ("0",)
+
+
+@pytest.mark.parametrize("index", ["broken", "missing"])
+def test_an_index_that_waits_for_a_writer_lets_all_others_write(url: str, index: str) -> None:
+    ddl(url, "create table plain (id int primary key)")
+    prepared(url, "plain")
+    ddl(url, "drop index plain_gaffer_xid_id_idx")
+    if index == "broken":
+        ddl(url, "create index concurrently on plain (gaffer_xid, id)")
+        ddl(url, "update pg_index set indisvalid = false where indrelid = 'plain'::regclass and not indisprimary")
+    with psycopg.connect(url) as writer:
+        writer.execute("insert into plain values (1)")
+        waits = Actor(lambda: prepared(url, "plain"))
+        protocol.until(lambda: protocol.waits_for_a_lock(url))
+        ddl(url, "set lock_timeout = '2s'", "insert into plain values (2)", "update plain set id = 3 where id = 2")
+        assert waits.is_alive()
+    waits.result()
+    assert lacking(url, "plain") == []
+    assert jobs.run(job("plain"), url, lambda batch: None).items == 2
+
+
+@pytest.mark.parametrize("name", ["it's", "a,b", 'quo"te', "%s", "xid 1"])
+def test_a_key_of_odd_name_is_watched_by_the_trigger(url: str, name: str) -> None:
+    quoted = '"' + name.replace('"', '""') + '"'
+    ddl(url, f"create table plain ({quoted} int primary key)")
+    prepared(url, "plain", name)
+    assert lacking(url, "plain", name) == []
+    ddl(url, "insert into plain values (10), (20), (30), (40)")
+    taken = Taken(url, name)
+    assert taken.run(job("plain", name, batch_rows=2, batches=1)).items == 2
+    ddl(url, f"update plain set {quoted} = 5 where {quoted} = 30")
+    taken.run(job("plain", name))
+    taken.run(job("plain", name))
+    assert taken.keys == [10, 20, 40, 5]
+
+
+def test_a_partitioned_table_is_refused(url: str) -> None:
+    """ATTACH PARTITION brings rows in that no trigger has stamped."""
+    ddl(
+        url,
+        "create table parts (id int primary key, value text) partition by range (id)",
+        "create table parts_1 partition of parts for values from (0) to (10)",
+        "insert into parts values (1)",
+    )
+    for ask in (lambda: lacking(url, "parts"), lambda: jobs.run(job("parts"), url)):
+        with pytest.raises(NotPreparedError, match=r"public\.parts has partitions"):
+            ask()

@@ -73,3 +73,10 @@ def test_what_cannot_be_meant_is_refused_by_name(given: dict[str, Any], named: s
 def test_a_batch_may_not_take_longer_than_the_run_that_follows_from_the_schedule() -> None:
     with pytest.raises(BadSpecError, match=r"job 'a'.*batch_timeout=5m is longer than the run's timeout of 48s"):
         limits(Bounds(batch_timeout="5m"), MINUTE, "job 'a'")
+
+
+@pytest.mark.parametrize("value", ["1ms", "999ms", timedelta(microseconds=1), timedelta(milliseconds=999)])
+def test_a_run_of_less_than_a_second_is_refused(value: Any) -> None:
+    with pytest.raises(BadSpecError, match="timeout="):
+        Bounds(timeout=value)
+    assert Bounds(timeout="1s").timeout == timedelta(seconds=1)

@@ -112,3 +112,22 @@ def test_bounds_off_the_grid_are_refused_naming_the_next() -> None:
         intervals(start="2013-01-02", until="2013-01-01")
     with pytest.raises(BadSpecError, match="needs a schedule"):
         intervals(schedule=None)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: NewRows(1, "id"), "table"),  # pyright: ignore
+        (lambda: NewRows("t", 1), "key"),  # pyright: ignore
+        (lambda: NewRows(None, "id"), "table"),  # pyright: ignore
+        (lambda: NewRows("t", b"id"), "key"),  # pyright: ignore
+        (lambda: NewRows("t", "id", where=1), "where"),  # pyright: ignore
+        (lambda: NewRows("t", "id", where="a\0b"), "where"),
+        (lambda: EachInterval(start=1), "start"),  # pyright: ignore
+        (lambda: EachInterval(until=1.5), "until"),  # pyright: ignore
+        (lambda: EachInterval(cron=1), "cron"),  # pyright: ignore
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_its_field(call: Any, named: str) -> None:
+    with pytest.raises(BadSpecError, match=named):
+        call()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -101,3 +101,43 @@ def test_the_whole_spec_is_plain_json() -> None:
 def test_alerts_that_cannot_be_meant_are_refused(failures: Any) -> None:
     with pytest.raises(BadSpecError, match="alerts: failures"):
         Alerts(failures=failures)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"due": object()}, "due"),
+        ({"due": None}, "due"),
+        ({"due": "flights"}, "due"),
+        ({"bounds": None}, "bounds"),
+        ({"bounds": 5}, "bounds"),
+        ({"schedule": 1}, "schedule"),
+        ({"schedule": "0 6 * * *"}, "schedule"),
+        ({"alerts": 1}, "alerts"),
+        ({"alerts": None}, "alerts"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_its_name(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadSpecError, match=named) as raised:
+        spec(**given)
+    assert "'a'" in str(raised.value)
+
+
+def test_an_h_of_the_intervals_is_made_from_the_jobs_name() -> None:
+    """Else each process would cut time its own way, and every watermark would be off the grid."""
+    at = datetime(2027, 3, 1, tzinfo=timezone.utc)
+    one, same, other = (spec(name=name, due=EachInterval("H H * * *")) for name in ("a", "a", "b"))
+    assert one.intervals.grid == same.intervals.grid
+    assert one.intervals.grid.next(at) == same.intervals.grid.next(at) != other.intervals.grid.next(at)
+    assert not one.intervals.grid.uses_hash
+    assert one.hash == same.hash
+    code = (
+        "from datetime import datetime, timezone; from gaffer_dagster.domain.due import EachInterval;"
+        "from gaffer_dagster.domain.schedule import Schedule; from gaffer_dagster.domain.spec import JobSpec;"
+        "spec = JobSpec('a', EachInterval('H H * * *'), Schedule('0 6 * * *', 'Europe/Berlin'));"
+        "print(spec.intervals.grid.next(datetime(2027, 3, 1, tzinfo=timezone.utc)), spec.hash)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONHASHSEED": "7"}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == f"{one.intervals.grid.next(at)} {one.hash}", done.stderr

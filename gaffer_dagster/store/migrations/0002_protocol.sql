@@ -396,7 +396,8 @@ begin
 end $$;
 
 -- Keeps the column that `NewRows` reads in the order of: the number of the transaction that wrote the row. Whatever
--- is given is overwritten, also by COPY and replication (the trigger is ENABLE ALWAYS).
+-- is given is overwritten, also by COPY and replication (the trigger is ENABLE ALWAYS). Its arguments: `new` or
+-- `changed`, then the keys that `NewRows` reads the table by.
 create function gaffer.stamp_xid() returns trigger
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -404,8 +405,14 @@ as $$
 begin
     if tg_op = 'INSERT' or tg_argv[0] = 'changed' then
         new.gaffer_xid := pg_catalog.pg_current_xact_id();
-    else
-        new.gaffer_xid := old.gaffer_xid;
+        return new;
     end if;
+    new.gaffer_xid := old.gaffer_xid;
+    for i in 1 .. tg_nargs - 1 loop
+        -- With another key it is another row, and may have moved behind the reader.
+        if to_jsonb(new) -> tg_argv[i] is distinct from to_jsonb(old) -> tg_argv[i] then
+            new.gaffer_xid := pg_catalog.pg_current_xact_id();
+        end if;
+    end loop;
     return new;
 end $$;
