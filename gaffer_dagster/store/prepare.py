@@ -118,15 +118,15 @@ def _checked(connection: db.Connection, table_name: str, key: str) -> tuple[tabl
         )
     parent = connection.execute(
         """
-        select relkind = 'p' or exists (select 1 from pg_catalog.pg_inherits where inhparent = c.oid)
+        select relkind = 'p' or relispartition or exists (select 1 from pg_catalog.pg_inherits where inhparent = c.oid)
           from pg_catalog.pg_class c where oid = %s
         """,
         [table.oid],
     ).fetchone()
     if parent and parent[0]:
         raise NotPreparedError(
-            f"table {table} has partitions or children, and rows that come in by ATTACH PARTITION or through a "
-            "child would be lost in silence; use one table, or each partition as a job of its own"
+            f"table {table} has partitions or children, or is a partition: rows that come in by ATTACH PARTITION or "
+            "through a child would be lost in silence; copy them into one table first"
         )
     unique = connection.execute(
         """
@@ -152,7 +152,7 @@ def _state(connection: db.Connection, table: tables.Table, key: str) -> _State:
         raise NotPreparedError(f"column {XID_COLUMN} of table {table} is {column.type}, not xid8; drop or rename it")
     trigger = connection.execute(
         """
-        select pg_catalog.encode(t.tgargs, 'escape')
+        select t.tgargs
           from pg_catalog.pg_trigger t
           join pg_catalog.pg_proc p on p.oid = t.tgfoid
           join pg_catalog.pg_namespace n on n.oid = p.pronamespace
@@ -172,11 +172,12 @@ def _state(connection: db.Connection, table: tables.Table, key: str) -> _State:
         """,
         [table.oid, XID_COLUMN, key],
     ).fetchone()
-    arguments: list[str] = [] if trigger is None else trigger[0].split("\\000")[:-1]
+    # Each argument ends with a zero byte.
+    arguments = [] if trigger is None else [part.decode() for part in bytes(trigger[0]).split(b"\0")[:-1]]
     return _State(
         column=column is not None and column.not_null,
         trigger=arguments[0] if arguments else None,
-        keys=arguments[1:],
+        keys=[name for name in arguments[1:] if name in table.columns],
         index=index is not None and index[0],
         broken_index=index[1] if index is not None and not index[0] else None,
     )

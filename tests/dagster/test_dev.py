@@ -16,8 +16,7 @@ from gaffer_dagster.testing import scratch_database
 from tests.dagster.deployment import Deployment, deployment, shipped_yaml, wait_until
 from tests.support import jobs
 
-# One `dagster dev` serves them all, so they stay together where several workers share the tests.
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("dev")]
+pytestmark = pytest.mark.timeout(600)
 
 
 def make_tables(url: str) -> None:

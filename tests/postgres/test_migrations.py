@@ -13,8 +13,8 @@ from psycopg import sql
 
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.errors import (
-    MissingRightsError,
     MigrationEditedError,
+    MissingRightsError,
     SchemaAheadError,
     SchemaBehindError,
 )

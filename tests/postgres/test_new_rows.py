@@ -700,3 +700,18 @@ def test_a_partitioned_table_is_refused(url: str) -> None:
     for ask in (lambda: lacking(url, "parts"), lambda: jobs.run(job("parts"), url)):
         with pytest.raises(NotPreparedError, match=r"public\.parts has partitions"):
             ask()
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_key_that_was_renamed_or_dropped_is_mended(url: str, changed: bool) -> None:
+    ddl(url, "create table plain (id int primary key, other int not null unique)")
+    for key in ("id", "other"):
+        prepared(url, "plain", key, changed=changed)
+    ddl(url, "alter table plain rename id to ident", "insert into plain values (1, 1)")
+    prepared(url, "plain", "ident")
+    assert lacking(url, "plain", "ident") == lacking(url, "plain", "other") == []
+    ddl(url, "update plain set ident = 2", "alter table plain drop column other cascade")
+    prepared(url, "plain", "ident")
+    assert lacking(url, "plain", "ident") == []
+    ddl(url, "insert into plain values (3)", "update plain set ident = 4 where ident = 3")
+    assert jobs.run(job("plain", "ident"), url, lambda batch: None).items == 2
