@@ -253,6 +253,10 @@ class Run:
             db.roll_back(connection)
             if page is None:
                 self._exhausted = True
+                if not self.items:  # idle is not always nothing to do
+                    held_by = self._source.held_back_by(connection)
+                    if held_by is not None:
+                        self._log.warning("held back", by=held_by)
                 return None
             if page.at_least >= left - self._longest or left < timedelta(seconds=1):
                 self._log.info("not settled in time", why=page.why)

@@ -54,6 +54,10 @@ class Source(Protocol):
         """What is due after `position`."""
         ...
 
+    def held_back_by(self, connection: db.Connection) -> str | None:
+        """Who keeps from being due what is there already, if somebody does."""
+        ...
+
     def key_for(self, row: dict[str, Any]) -> str:
         """Names a row of a page, the same in every attempt."""
         ...
@@ -105,6 +109,10 @@ class _NewRowsSource:
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
         return new_rows.backlog(connection, self._table, self._due.where, RowPosition.read(position), self._horizon)
 
+    def held_back_by(self, connection: db.Connection) -> str | None:
+        held = new_rows.is_held_back(connection, self._table, self._horizon)
+        return horizon.holder(connection) if held else None
+
     def key_for(self, row: dict[str, Any]) -> str:
         return f"{self._job}/{row[self._due.key]}"
 
@@ -135,12 +143,15 @@ class _IntervalSource:
         if unsettled > timedelta():
             return Wait(unsettled, f"the interval that ended at {window.until.isoformat()} settles")
         if not horizon.is_behind(connection, self._mark):
-            return Wait(timedelta(), "a transaction that was open when the interval ended is still open")
+            return Wait(timedelta(), f"a transaction from before is still open: {horizon.holder(connection)}")
         key = f"{self._job}/{window.since.isoformat()}/{window.until.isoformat()}"
         return Page(TimePosition(window.until).as_json(), 1, window=window, key=key)
 
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
         return self._intervals.left(self._since(position), self._bound)
+
+    def held_back_by(self, connection: db.Connection) -> str | None:
+        return None  # a run waits for it, and says so
 
     def key_for(self, row: dict[str, Any]) -> str:
         raise LookupError(f"the batches of job {self._job!r} have no rows of their own; use batch.key")

@@ -103,6 +103,16 @@ def backlog(
     return row[0] if row else 0
 
 
+def is_held_back(connection: db.Connection, source: Source, horizon: str) -> bool:
+    """There are rows that are not due yet, since somebody may still commit before them."""
+    row = connection.execute(
+        sql.SQL("select exists (select 1 from {} where {} >= {}::xid8)").format(
+            source.table.identifier, _columns(source)[0], sql.Literal(horizon)
+        )
+    ).fetchone()
+    return bool(row and row[0])
+
+
 def _due(source: Source, where: LiteralString | None, position: RowPosition | None, horizon: str) -> sql.Composed:
     xid, key = _columns(source)
     due = sql.SQL("from {} where {} < {}::xid8").format(source.table.identifier, xid, sql.Literal(horizon))

@@ -715,3 +715,20 @@ def test_a_key_that_was_renamed_or_dropped_is_mended(url: str, changed: bool) ->
     assert lacking(url, "plain", "ident") == []
     ddl(url, "insert into plain values (3)", "update plain set ident = 4 where ident = 3")
     assert jobs.run(job("plain", "ident"), url, lambda batch: None).items == 2
+
+
+def test_a_run_says_who_holds_its_rows_back(url: str, server_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    jobs.make_source(url, 1)
+    jobs.run(jobs.spec(), url)
+    elsewhere = psycopg.connect(server_url, application_name="a slow writer")  # another database, the same horizon
+    with elsewhere:
+        elsewhere.execute("create temporary table written (id int)")
+        jobs.add_rows(url, 3)
+        assert jobs.run(jobs.spec(), url).items == 0
+        (line,) = [record.message for record in caplog.records if "held back" in record.message]
+        assert f"backend {elsewhere.info.backend_pid} (" in line
+        assert "application a slow writer" in line
+    caplog.clear()
+    assert jobs.run(jobs.spec(), url).items == 3
+    assert jobs.run(jobs.spec(), url).items == 0
+    assert "held back" not in caplog.text
