@@ -55,6 +55,14 @@ class UnknownJobError(GafferError):
     """No job of this name is registered or defined."""
 
 
+class RenamedJobError(GafferError):
+    """A new job does the work of a known one: renamed, it would begin anew. `gaffer rename` keeps its watermark."""
+
+
+class JobHeldError(GafferError):
+    """A run of the job is at work, and what was asked for must not happen meanwhile."""
+
+
 class ClockSkewError(GafferError):
     """The worker's clock and the database's are more than five minutes apart."""
 

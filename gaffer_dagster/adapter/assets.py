@@ -9,7 +9,8 @@ run that it has already called failed.
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,9 +22,10 @@ from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds
 from gaffer_dagster.domain.due import Due
 from gaffer_dagster.domain.schedule import Schedule
-from gaffer_dagster.domain.spec import JobSpec
+from gaffer_dagster.domain.spec import JobSpec, work_hash
 from gaffer_dagster.engine.run import Work
 from gaffer_dagster.errors import BadSpecError
+from gaffer_dagster.store.jobs import Registration
 
 POOL = "gaffer/{job}"
 JOB_TAG = "gaffer/job"
@@ -37,6 +39,12 @@ class GafferJob:
     work: Work
     database: str
     description: str | None
+    known: set[str] = field(default_factory=set[str])
+    """The jobs that it is defined together with, filled in by `build_definitions`."""
+
+    @property
+    def registration(self) -> Registration:
+        return Registration(work_hash(self.spec.due, self.work), frozenset(self.known))
 
 
 _jobs: WeakKeyDictionary[dg.AssetsDefinition, GafferJob] = WeakKeyDictionary()
@@ -65,6 +73,7 @@ def gaffer_asset(
     bounds: Bounds | None = None,
     alerts: Alerts | None = None,
     exclusion: str = "fence",
+    max_late: timedelta | str | None = None,
     database: str = "gaffer",
     name: str | None = None,
     key_prefix: str | Sequence[str] | None = None,
@@ -82,6 +91,7 @@ def gaffer_asset(
     """Makes an asset of a function that does one `Batch` and returns nothing, or a dict of metadata.
 
     `schedule`: when to wake; without one the asset runs only when asked to. `due`, `bounds`, `alerts`: see the classes.
+    `max_late`: a tick found later than this is skipped and recorded (off: it is made up for); see `JobSpec`.
     `database`: the key of the `GafferResource` to use. The job's name is the asset's key, joined by `/`; it is the
     identity of its watermark. Everything else is `dg.asset`'s. Raises `BadSpecError` for what cannot be meant.
     """
@@ -99,6 +109,7 @@ def gaffer_asset(
             bounds or Bounds(),
             alerts or Alerts(),
             exclusion,
+            max_late,
         )
         job = GafferJob(spec, work, database, description or getattr(work, "__doc__", None))
 
@@ -149,7 +160,7 @@ def _materialize(
         )
     run = None
     try:
-        with resource.run(job.spec) as run:
+        with resource.run(job.spec, registration=job.registration) as run:
             run.apply(job.work)
     except Exception:
         if run is not None and run.record is not None:

@@ -35,6 +35,8 @@ def build_definitions(
     databases = dict(resources) if resources is not None else {"gaffer": resource}
     found = [assets.job_of(job) for job in jobs]
     _check(found, databases)
+    for job in found:
+        job.known.update(other.spec.name for other in found)
     for each in databases.values():
         if each is not None and each.dsn == LOCAL:
             each.url()  # this process lives as long as the code location: the private server must too
@@ -80,6 +82,8 @@ def find_jobs(module: ModuleType) -> dict[str, Runnable]:
         elif isinstance(value, dict):
             values.extend(value.values())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
     jobs = [assets.job_of(value) for value in values if assets.is_gaffer_asset(value)]
+    for job in jobs:
+        job.known.update(other.spec.name for other in jobs)
     return {job.spec.name: Runnable(job, resources.get(job.database)) for job in jobs}
 
 

@@ -20,8 +20,9 @@ from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.run import Run, open_run
 
-_TICK_TAG = ".dagster/scheduled_execution_time"
+TICK_TAG = "gaffer/tick"
 _SCHEDULE_TAG = "dagster/schedule_name"
+_SENSOR_TAG = "dagster/sensor_name"
 
 
 class GafferResource(dg.ConfigurableResource[Any]):
@@ -69,9 +70,9 @@ def _current_context() -> dg.OpExecutionContext | dg.AssetExecutionContext | Non
 
 def _from_dagster(context: dg.OpExecutionContext | dg.AssetExecutionContext) -> dict[str, Any]:
     tags = context.run.tags
-    tick = tags.get(_TICK_TAG)
+    tick = tags.get(TICK_TAG)
     return {
-        "trigger": "schedule" if _SCHEDULE_TAG in tags else "manual",
+        "trigger": "schedule" if _SCHEDULE_TAG in tags else "sensor" if _SENSOR_TAG in tags else "manual",
         "tick": None if tick is None else datetime.fromisoformat(tick),
         "dagster_run_id": context.run.run_id,
         # A step process outlives its killed run; whoever lost his parent must not go on. An ephemeral instance

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext, suppress
+from datetime import datetime
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gaffer_dagster import database
 from gaffer_dagster.cli import show
+from gaffer_dagster.domain.moment import as_moment
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.engine.log import JsonFormatter, wrap
 from gaffer_dagster.engine.run import Run, open_run
@@ -33,10 +35,18 @@ from gaffer_dagster.store import db
 @click.option("-m", "--module", help="The Python module, as `import` knows it.")
 @click.option("--once", is_flag=True, help="One run; without it, a run that was capped is followed by the next.")
 @click.option("--despite-pause", is_flag=True, help="Also while the job is paused.")
+@click.option("--interval", "redo", metavar="TIME", help="Do the interval that TIME is in once more; nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="Print each run's record, and log, as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Log errors only.")
 def run(
-    job: str, file: Path | None, module: str | None, once: bool, despite_pause: bool, as_json: bool, quiet: bool
+    job: str,
+    file: Path | None,
+    module: str | None,
+    once: bool,
+    despite_pause: bool,
+    redo: str | None,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Run JOB, as -f FILE or -m MODULE defines it, until nothing due is left.
 
@@ -45,19 +55,20 @@ def run(
     """
     _log_to_stderr(as_json=as_json, level=logging.ERROR if quiet else logging.INFO)
     with _signals():
-        jobs = _jobs_in(file, module)
+        jobs = jobs_in(file, module)
         if job not in jobs:
             raise UnknownJobError(f"no job {job!r} is defined there; there is {', '.join(sorted(jobs)) or 'none'}")
         found = jobs[job]
+        again = None if redo is None else as_moment(redo, "--interval", found.job.spec.timezone)
         url = database.from_environment() if found.resource is None else found.resource.url()
         while True:
-            outcome, items = _run_once(found.job, url, despite_pause=despite_pause, as_json=as_json)
+            outcome, items = _run_once(found.job, url, despite_pause=despite_pause, redo=again, as_json=as_json)
             # A run that was capped without doing anything waits for something: the next wake-up will see.
             if once or outcome is not Outcome.CAPPED or not items:
                 break
 
 
-def _run_once(job: Any, url: str, *, despite_pause: bool, as_json: bool) -> tuple[Outcome, int]:
+def _run_once(job: Any, url: str, *, despite_pause: bool, redo: datetime | None, as_json: bool) -> tuple[Outcome, int]:
     log = wrap(logging.getLogger("gaffer"))
     bar = _progress() if not as_json and sys.stderr.isatty() else None
     opened: Run | None = None
@@ -70,6 +81,8 @@ def _run_once(job: Any, url: str, *, despite_pause: bool, as_json: bool) -> tupl
                 log=log,
                 trigger="command",
                 despite_pause=despite_pause,
+                redo=redo,
+                registration=job.registration,
                 observe=lambda station: _advance(bar, opened, station),
             ) as opened,
         ):
@@ -92,7 +105,7 @@ def _run_once(job: Any, url: str, *, despite_pause: bool, as_json: bool) -> tupl
     return opened.outcome, 0 if opened.record is None else opened.record.items
 
 
-def _jobs_in(file: Path | None, module: str | None) -> dict[str, Any]:
+def jobs_in(file: Path | None, module: str | None) -> dict[str, Any]:
     if (file is None) == (module is None):
         raise BadInputError("name where the job is defined: either -f FILE or -m MODULE")
     loaded = _load_file(file) if file is not None else _load_module(module or "")

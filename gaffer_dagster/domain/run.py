@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
+from typing import Any
 
 from gaffer_dagster.domain.watermark import Position
 
@@ -55,7 +57,7 @@ class Outcome(str, Enum):
 @dataclass(frozen=True)
 class RunRecord:
     """A row of `gaffer.job_runs`. `items` are rows or intervals; `backlog` is what was due and is left (counted up
-    to a million); `parked` are rows that were given up."""
+    to a million); `parked` are rows that were given up; `redo_since`, `redo_until` the interval that was done again."""
 
     id: int
     job: str
@@ -79,6 +81,8 @@ class RunRecord:
     sqlstate: str | None
     error: str | None
     dagster_run_id: str | None
+    redo_since: datetime | None
+    redo_until: datetime | None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "outcome", Outcome(self.outcome))  # the database has it as text
@@ -86,17 +90,22 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A row of `gaffer.job` with the live lease beside it."""
+    """A row of `gaffer.job` with the live lease beside it, as it was at `seen_at` of the database's clock."""
 
     name: str
+    spec: Mapping[str, Any]
+    seen_at: datetime
     first_seen_at: datetime
     paused_at: datetime | None
     paused_until: datetime | None
     paused_by: str | None
+    pause_reason: str | None
+    covered_until: datetime | None
     last_success_at: datetime | None
     last_success_tick: datetime | None
     consecutive_failures: int
     next_due_at: datetime | None
+    follow_up_at: datetime | None
     fence: int
     owner: str | None
     lease_until: datetime | None

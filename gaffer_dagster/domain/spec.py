@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import cached_property
+from types import CodeType
+from typing import Any, cast
 
 from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds, Limits, limits
-from gaffer_dagster.domain.due import Due, EachInterval, Intervals, NewRows
-from gaffer_dagster.domain.duration import show_duration
+from gaffer_dagster.domain.due import Due, EachInterval, Intervals, NewRows, Window
+from gaffer_dagster.domain.duration import as_duration, show_duration
 from gaffer_dagster.domain.schedule import Schedule
-from gaffer_dagster.errors import BadSpecError
+from gaffer_dagster.errors import BadInputError, BadSpecError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_./-]{0,127}", re.ASCII)
 
@@ -31,7 +34,9 @@ class JobSpec:
     """When a job wakes, what is due, and how much one run may do.
 
     `name` is the job's identity in the database: lower case letters, digits and `_ . / -`, at most 128. A job without
-    a schedule runs only when asked to. Raises `BadSpecError` for anything that cannot be meant.
+    a schedule runs only when asked to. `max_late`: a tick that a schedule's run finds older than this is skipped and
+    recorded as `late`, and what was due waits for the next tick (what Kubernetes calls startingDeadlineSeconds); left
+    out, a late tick is always made up for. Raises `BadSpecError` for anything that cannot be meant.
     """
 
     name: str
@@ -40,6 +45,7 @@ class JobSpec:
     bounds: Bounds = field(default_factory=Bounds)
     alerts: Alerts = field(default_factory=Alerts)
     exclusion: str = "fence"
+    max_late: timedelta | str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -53,6 +59,8 @@ class JobSpec:
                 raise BadSpecError(f"job {self.name!r}: {field_name} is a {type(value).__name__}; give {names}")
         if self.exclusion != "fence":
             raise BadSpecError(f"job {self.name!r}: exclusion={self.exclusion!r} is not offered; use exclusion='fence'")
+        if self.max_late is not None:
+            object.__setattr__(self, "max_late", as_duration(self.max_late, f"job {self.name!r}: max_late"))
         if self.schedule is not None:
             object.__setattr__(self, "schedule", self.schedule.resolved(self.name))
         _ = self.limits
@@ -69,11 +77,35 @@ class JobSpec:
         interval = None if self.schedule is None else self.schedule.shortest_interval()
         return limits(self.bounds, interval, f"job {self.name!r}")
 
+    @property
+    def timezone(self) -> str:
+        """The schedule's zone, in which times without an offset are meant."""
+        return "UTC" if self.schedule is None else self.schedule.timezone
+
+    @property
+    def tolerance(self) -> timedelta | None:
+        """`max_late` as a duration."""
+        return self.max_late if isinstance(self.max_late, timedelta) else None
+
     @cached_property
     def intervals(self) -> Intervals:
         if not isinstance(self.due, EachInterval):
             raise TypeError(f"job {self.name!r} is not due by intervals")
         return Intervals.of(self.due, self.schedule, self.name)
+
+    def interval_of(self, at: datetime) -> Window:
+        """The interval that a time is in. Raises `BadInputError` where the job has none, or none there."""
+        if not isinstance(self.due, EachInterval):
+            raise BadInputError(f"job {self.name!r} is not due by intervals (EachInterval), so none can be done again")
+        grid, start, until = self.intervals.grid, self.intervals.start, self.intervals.until
+        since = grid.latest(at)
+        if since is None or (start is not None and since < start) or (until is not None and until <= since):
+            raise BadInputError(
+                f"job {self.name!r} has no interval at {at.isoformat()}: it goes "
+                f"from {'its first run' if start is None else start.isoformat()} "
+                f"to {'no end' if until is None else until.isoformat()}; give a time in between"
+            )
+        return Window(since, grid.next(since))
 
     def as_json(self) -> Mapping[str, object]:
         """The whole spec, as it is stored and hashed."""
@@ -87,6 +119,7 @@ class JobSpec:
                 "missing_hour": schedule.missing_hour,
                 "repeated_hour": schedule.repeated_hour,
             },
+            "max_late": None if self.tolerance is None else show_duration(self.tolerance),
             "due": self.due.as_json(),
             "bounds": {
                 "batch_rows": self.limits.batch_rows,
@@ -106,3 +139,41 @@ class JobSpec:
         """Names this spec in the history of the job; the same in every process."""
         text = json.dumps(self.as_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def schedule_from_json(spec: Mapping[str, Any]) -> Schedule | None:
+    """The schedule of a spec as `JobSpec.as_json` wrote it."""
+    stored = spec["schedule"]
+    return None if stored is None else Schedule(**stored)
+
+
+def work_hash(due: Due, work: Callable[..., Any]) -> str | None:
+    """Names what a job does, whatever the job and its function are called: a renamed job is known by it. None where it
+    cannot be told."""
+    code = getattr(work, "__code__", None)
+    if not isinstance(code, CodeType):
+        return None
+    bound = [*(getattr(work, "__defaults__", None) or ()), *(_content(cell) for cell in work.__closure__ or ())]
+    text = json.dumps(due.as_json(), sort_keys=True) + repr([value for value in bound if _is_plain(value)])
+    return hashlib.sha256("\n".join([text, *_code(code, work.__doc__)]).encode()).hexdigest()[:16]
+
+
+def _code(code: CodeType, doc: str | None = None) -> Iterator[str]:
+    yield code.co_code.hex()
+    yield repr((code.co_names, code.co_varnames, code.co_freevars))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _code(constant)
+        elif constant != doc:
+            yield repr(sorted(map(repr, cast("frozenset[object]", constant))) if isinstance(constant, frozenset) else constant)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not bound yet
+        return None
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, (str, int, float, bool))

@@ -39,3 +39,8 @@ class TimePosition:
     @staticmethod
     def read(position: Position | None) -> TimePosition | None:
         return None if position is None else TimePosition(datetime.fromisoformat(position["until"]))
+
+    @staticmethod
+    def until_of(position: Position | None) -> datetime | None:
+        """How far, where the position is one in time."""
+        return datetime.fromisoformat(position["until"]) if position and "until" in position else None

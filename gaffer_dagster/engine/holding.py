@@ -11,23 +11,36 @@ import random
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 from uuid import uuid4
 
-from gaffer_dagster.domain.lease import Grant, Lease
+from gaffer_dagster.domain.due import Window
+from gaffer_dagster.domain.lease import LARGEST_SKEW, Grant, Lease
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.keeper import Keeper, Stop
 from gaffer_dagster.engine.log import Log
-from gaffer_dagster.errors import DatabaseUnavailableError
-from gaffer_dagster.store import db, jobs, leases, migrate
+from gaffer_dagster.errors import ClockSkewError, DatabaseUnavailableError, UnknownJobError
+from gaffer_dagster.store import db, horizon, jobs, leases, migrate
 
 Answer = TypeVar("Answer")
 
 _ATTEMPTS = 5
 # A holder that is just ending frees the lease within this; a holder at work is seen at once.
 _BUSY_WAIT = timedelta(seconds=1)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a run is to be. `tick`: what woke it, if anything did. `redo`: the interval to do once more."""
+
+    trigger: str
+    tick: datetime | None = None
+    dagster_run_id: str | None = None
+    despite_pause: bool = False
+    redo: Window | None = None
+    registration: jobs.Registration = field(default_factory=jobs.Registration)
 
 
 class Holding:
@@ -119,47 +132,80 @@ class Holding:
 
     # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def acquire(
-        self, *, trigger: str, tick: datetime | None, dagster_run_id: str | None, despite_pause: bool
-    ) -> tuple[Grant, datetime]:
-        """What the database answers, and its time before that. Also makes the job known as it is defined now."""
+    def acquire(self, ask_for: Wish, worker_clock: Callable[[], datetime]) -> Grant:
+        """What the database answers. Also makes the job known as it is defined now."""
         lease_id = uuid4()
-        schedule = self._spec.schedule
-        woken_for = tick
+        spec, schedule = self._spec, self._spec.schedule
+        tick: datetime | None = None
+        next_tick: datetime | None = None
+        refusal: str | None = None
 
         def ask(wait: timedelta = _BUSY_WAIT) -> Grant:
             self._unanswered = ask
             grant = leases.acquire(
                 self.connection(),
-                job=self._spec.name,
+                job=spec.name,
                 slot=0,
                 lease_id=lease_id,
                 owner=self.owner,
                 lease=self.duration,
-                timeout=self._spec.limits.timeout,
-                trigger=trigger,
-                tick=woken_for,
-                dagster_run_id=dagster_run_id,
-                spec_hash=self._spec.hash,
+                timeout=spec.limits.timeout,
+                trigger=ask_for.trigger,
+                tick=tick,
+                next_tick=next_tick,
+                dagster_run_id=ask_for.dagster_run_id,
+                spec_hash=spec.hash,
+                zone_data=ask_for.registration.zone_data,
                 wait=wait,
-                despite_pause=despite_pause,
+                max_late=spec.tolerance if ask_for.trigger == "schedule" else None,
+                redo=ask_for.redo,
+                despite_pause=ask_for.despite_pause,
+                refusal=refusal,
             )
             if grant.run_id is not None and grant.fence is not None:
                 self.grant = grant
-                self._held = Lease(self._spec.name, 0, grant.run_id, grant.fence, lease_id)
+                self._held = Lease(spec.name, 0, grant.run_id, grant.fence, lease_id)
             self._unanswered = None
             return grant
 
-        def whole() -> tuple[Grant, datetime]:
-            nonlocal woken_for
+        def whole() -> Grant:
+            nonlocal tick, next_tick, refusal
             now = migrate.verify(self.connection())
-            if woken_for is None and schedule is not None:
-                woken_for = schedule.latest(now)
-            jobs.register(self.connection(), self._spec, next_due_at=None if schedule is None else schedule.next(now))
+            refusal = _clocks_apart(now, worker_clock(), ask_for.tick)
+            if refusal is None:
+                now = self._wait_for(ask_for.tick, now)
+            if schedule is not None:
+                tick, next_tick = schedule.latest(now), schedule.next(now)
+            if refusal is None:  # a job that is new would be dated by the wrong clock, and wait for that time
+                self._register(ask_for.registration, next_tick)
             grant = ask(timedelta())
-            return (ask() if grant.outcome == "busy" else grant), now
+            return ask() if grant.outcome == "busy" else grant
 
-        return self._repeat(whole, 3, db.worth_repeating)
+        try:
+            return self._repeat(whole, 3, db.worth_repeating)
+        except UnknownJobError:
+            if refusal is None:
+                raise
+            raise ClockSkewError(refusal) from None
+
+    def _wait_for(self, tick: datetime | None, now: datetime) -> datetime:
+        """The time at which the database's clock, which is the one that counts, has reached the tick."""
+        if tick is not None and tick > now:
+            self._log.info("waits", why=f"the database's clock is {tick - now} from the tick at {tick.isoformat()}")
+            while now < tick:
+                time.sleep(min(1.0, (tick - now).total_seconds()))
+                now = horizon.now(self.connection())
+        return now
+
+    def _register(self, registration: jobs.Registration, next_tick: datetime | None) -> None:
+        before = jobs.register(self.connection(), self._spec, registration, next_tick=next_tick)
+        if before is not None and before != registration.zone_data:
+            self._log.warning(
+                "zone data differ",
+                here=registration.zone_data,
+                before=before,
+                cure="install one version of the tz database for all workers",
+            )
 
     def supersede(self) -> int:
         """How many batches of this run are committed, once that can no longer change: takes the next fence, which
@@ -222,3 +268,19 @@ class Holding:
 
 def _passes(error: BaseException) -> bool:
     return db.worth_repeating(error) or db.was_cut(error) or isinstance(error, DatabaseUnavailableError)
+
+
+def _clocks_apart(database: datetime, worker: datetime, tick: datetime | None) -> str | None:
+    """Why a run that would go by these clocks must not work, if so."""
+    apart = abs(worker - database)
+    if apart > LARGEST_SKEW:
+        return (
+            f"the clock of this worker ({worker.isoformat()}) and the database's ({database.isoformat()}) are {apart} "
+            f"apart, more than {LARGEST_SKEW}; set them right (NTP)"
+        )
+    if tick is not None and tick - database > LARGEST_SKEW:
+        return (
+            f"this run was started for the tick at {tick.isoformat()}, and the database's clock says "
+            f"{database.isoformat()}; set the clock of Dagster's daemon right (NTP)"
+        )
+    return None

@@ -23,14 +23,15 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid4
 
-from gaffer_dagster.domain.lease import LARGEST_SKEW, LEASE, Lease
+from gaffer_dagster.domain.lease import LEASE, Lease
 from gaffer_dagster.domain.run import Outcome, RunRecord
 from gaffer_dagster.domain.spec import JobSpec
-from gaffer_dagster.domain.watermark import Position
+from gaffer_dagster.domain.watermark import Position, TimePosition
 from gaffer_dagster.engine.batch import Batch
-from gaffer_dagster.engine.holding import Holding
+from gaffer_dagster.engine.holding import Holding, Wish
 from gaffer_dagster.engine.keeper import Stop
 from gaffer_dagster.engine.log import Log
+from gaffer_dagster.engine.redo import RedoSource
 from gaffer_dagster.engine.sources import Page, Source, source_of
 from gaffer_dagster.engine.steps import Observer, Station
 from gaffer_dagster.errors import (
@@ -42,7 +43,7 @@ from gaffer_dagster.errors import (
     GafferError,
     LeaseLostError,
 )
-from gaffer_dagster.store import batches, db, horizon, runs
+from gaffer_dagster.store import batches, db, history, horizon, jobs, runs
 
 Work = Callable[[Batch], Mapping[str, Any] | None]
 _Opened = tuple[Page, Batch, UUID, float]
@@ -51,6 +52,7 @@ _ATTEMPTS = 5
 # The keeper cuts a batch at the deadline; the server's own limit is for a client that is stopped, and comes later.
 _SLACK = timedelta(seconds=5)
 _COUNTING = timedelta(seconds=30)
+_FOLLOW_UP = timedelta(minutes=1)
 
 
 class Run:
@@ -81,47 +83,38 @@ class Run:
         self._looked_at: datetime | None = None
         self._wanted_at: datetime | None = None  # as it was before the last look
         self._wanted_now: datetime | None = None
+        self._is_redo = False
         # Set once the lease is held:
         self._source: Source
         self._position: Position | None
 
     # ── the line ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(
-        self,
-        *,
-        trigger: str,
-        tick: datetime | None,
-        dagster_run_id: str | None,
-        parent: int | None,
-        despite_pause: bool,
-        worker_clock: Callable[[], datetime],
-    ) -> None:
+    def begin(self, wish: Wish, parent: int | None, worker_clock: Callable[[], datetime]) -> None:
         """LEASED, or the outcome says why not."""
         started = time.monotonic()
-        grant, database_now = self._holding.acquire(
-            trigger=trigger, tick=tick, dagster_run_id=dagster_run_id, despite_pause=despite_pause
-        )
+        grant = self._holding.acquire(wish, worker_clock)
         if grant.outcome != "granted":
             self.outcome = Outcome(grant.outcome)
             if grant.run_id is not None:
                 self.record = runs.get(self._holding.connection(), grant.run_id)
             self._log.info(grant.outcome, holder=grant.holder)
             self._holding.drop()
+            if self.outcome is Outcome.FAILED:
+                raise ClockSkewError("" if self.record is None else self.record.error)
             return
         self._position, self._wanted_at, self._looked_at = grant.position, grant.wanted_at, grant.granted_at
         self._log = self._log.bind(run_id=grant.run_id)
         self._holding.keep(started + self._limits.timeout.total_seconds(), parent, self._log)
-        self._log.info("leased", fence=grant.fence, owner=self._holding.owner, tick=tick, deadline_at=grant.deadline_at)
+        self._log.info(
+            "leased", fence=grant.fence, owner=self._holding.owner, tick=wish.tick, deadline_at=grant.deadline_at
+        )
         self._observe(Station.LEASED)
-        apart = worker_clock() - database_now
-        if abs(apart) > LARGEST_SKEW:
-            raise ClockSkewError(
-                f"the clock of this worker ({(database_now + apart).isoformat()}) and the database's "
-                f"({database_now.isoformat()}) are {abs(apart)} apart, more than {LARGEST_SKEW}; set them right (NTP)"
-            )
         assert grant.first_seen_at is not None  # noqa: S101 — granted
-        self._source = source_of(self.spec, grant.first_seen_at)
+        if wish.redo is None:
+            self._source = source_of(self.spec, grant.first_seen_at)
+        else:
+            self._is_redo, self._source = True, RedoSource(self.spec, wish.redo)
         while True:
             try:
                 self._source.look(self._holding.connection(), grant.granted_at, self._position, grant.cluster)
@@ -240,7 +233,7 @@ class Run:
             if self._holding.stopped is not Stop.DEADLINE:  # past it no batch begins, so that none is cut either
                 self._check()
             left = self._holding.left
-            if self._batches >= self._limits.batches or left <= self._longest:
+            if self._batches >= (1 if self._is_redo else self._limits.batches) or left <= self._longest:
                 return None
             began, batch_id = time.monotonic(), uuid4()
             self._abandon_batch()
@@ -387,24 +380,28 @@ class Run:
         grant, schedule = self._holding.grant, self.spec.schedule
         assert grant is not None  # noqa: S101 — only what is held is ended
         looked_at = self._looked_at or grant.granted_at
-        next_at = None if schedule is None else schedule.next(looked_at)
-        covered = None
-        since = grant.covered_until or grant.first_seen_at
-        if schedule is not None and outcome is Outcome.SUCCEEDED and since is not None and since < looked_at:
-            covered = schedule.count(since, looked_at)
+        next_tick = None if schedule is None else schedule.next(looked_at)
+        covered_until = self._covered_until(outcome, looked_at)
+        follow_up = None if self._is_redo else self._follow_up(outcome, error)
 
         def ask(connection: db.Connection, lease: Lease) -> tuple[runs.Ending, RunRecord]:
+            next_due_at, covered = next_tick, None
+            if covered_until is not None and schedule is not None:
+                next_due_at = schedule.next(covered_until)
+                since = grant.covered_until or grant.first_seen_at or covered_until
+                covered = history.of_job(connection, self.spec.name).count(since, covered_until)
             ending = runs.end(
                 connection,
                 lease,
                 outcome,
                 wanted_at=self._wanted_at,
-                covered_until=looked_at,
+                covered_until=covered_until,
                 success_tick=None if schedule is None else schedule.latest(looked_at),
                 ticks_covered=covered,
                 backlog=backlog,
-                next_run_at=next_at,
-                next_due_at=next_at,
+                next_run_at=next_tick,
+                next_due_at=next_due_at,
+                follow_up_at=None if follow_up is None else horizon.now(connection) + follow_up,
                 sqlstate=None if error is None else db.sqlstate(error),
                 error=None if error is None else db.primary_message(error)[:2000],
             )
@@ -425,6 +422,24 @@ class Run:
             )
         self._observe(Station.ENDED)
         return True
+
+    def _covered_until(self, outcome: Outcome, looked_at: datetime) -> datetime | None:
+        """Ticks up to here are covered: everything that was due then is done. None: none that was not before."""
+        if self._is_redo:
+            return None
+        if outcome in (Outcome.SUCCEEDED, Outcome.PARTIAL):
+            return looked_at
+        # Of time that was done in part it is known how far; rows do not tell.
+        done = TimePosition.until_of(self._position) if self.items else None
+        return None if done is None else min(done, looked_at)
+
+    def _follow_up(self, outcome: Outcome, error: BaseException | None) -> timedelta | None:
+        """How soon the next run is wanted, though no tick may be near."""
+        if outcome is Outcome.CAPPED and self.items:
+            return timedelta()
+        # Idle because somebody else is not finished, or stopped by what may pass.
+        passing = error is not None and (db.worth_repeating(error) or isinstance(error, DatabaseUnavailableError))
+        return _FOLLOW_UP if outcome is Outcome.CAPPED or passing else None
 
     def _log_end(self, record: RunRecord) -> None:
         tell = self._log.error if record.outcome.is_failure else self._log.info
@@ -454,6 +469,8 @@ def open_run(
     dagster_run_id: str | None = None,
     parent: int | None = None,
     despite_pause: bool = False,
+    redo: datetime | None = None,
+    registration: jobs.Registration | None = None,
     context: Any = None,
     observe: Observer = lambda station: None,
     lease: timedelta = LEASE,
@@ -461,20 +478,23 @@ def open_run(
 ) -> Generator[Run]:
     """A run of the job: leased at the start, ended and recorded whatever happens in the block.
 
-    `tick`: the scheduled time that woke it, if one did. `parent`: the process whose end ends the run. Raises what the
-    block raised; `LeaseLostError` or `DeadlinePassedError` where that was only the consequence.
+    `tick`: the tick that woke it, if one did; where the database's clock has not reached it, the run waits for that.
+    `parent`: the process whose end ends the run. `redo`: do the interval that this time is in once more, and leave the
+    watermark where it is. Raises what the block raised; `LeaseLostError` or `DeadlinePassedError` where that was only
+    the consequence.
     """
     log = log.bind(job=spec.name)
     run = Run(spec, Holding(spec, url, lease, log), context=context, log=log, observe=observe)
+    wish = Wish(
+        trigger="redo" if redo is not None else trigger,
+        tick=tick,
+        dagster_run_id=dagster_run_id,
+        despite_pause=despite_pause,
+        redo=None if redo is None else spec.interval_of(redo),
+        registration=registration or jobs.Registration(),
+    )
     try:
-        run.begin(
-            trigger=trigger,
-            tick=tick,
-            dagster_run_id=dagster_run_id,
-            parent=parent,
-            despite_pause=despite_pause,
-            worker_clock=worker_clock,
-        )
+        run.begin(wish, parent, worker_clock)
         yield run
         run.close()
     except BaseException as error:

@@ -23,7 +23,9 @@ from gaffer_dagster.errors import (
     DatabaseUnavailableError,
     DeadlinePassedError,
     GafferError,
+    JobHeldError,
     LeaseLostError,
+    RenamedJobError,
     UnknownJobError,
 )
 
@@ -219,6 +221,8 @@ _REFUSALS: dict[str, type[GafferError]] = {
     "GF004": BatchEndedError,
     "GF005": LeaseLostError,
     "GF006": UnknownJobError,
+    "GF007": RenamedJobError,
+    "GF008": JobHeldError,
 }
 
 

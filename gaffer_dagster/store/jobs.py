@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import datetime
 
 from psycopg.rows import class_row
@@ -12,13 +14,32 @@ from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.store import db
 
 
-def register(connection: db.Connection, spec: JobSpec, *, next_due_at: datetime | None) -> None:
-    """Makes the job known as it is now; writes nothing when nothing changed."""
+@dataclass(frozen=True)
+class Registration:
+    """What is registered beside a job's spec. `work_hash`: see `domain.spec.work_hash`. `known`: the jobs that are
+    defined together with it. `zone_data`: the version and the rules of its zone, as this process has them. `as_new`:
+    though it does the work of a known job."""
+
+    work_hash: str | None = None
+    known: Collection[str] = ()
+    zone_data: str | None = None
+    as_new: bool = False
+
+
+def register(
+    connection: db.Connection, spec: JobSpec, registration: Registration, *, next_tick: datetime | None
+) -> str | None:
+    """Makes the job known as it is now; writes nothing when nothing changed. Returns the zone data of whoever
+    registered it before, if they differ. Raises `RenamedJobError`."""
     with db.refusals():
-        connection.execute(
-            "select gaffer.register(%s, %s, %s, %s, %s)",
-            [spec.name, Jsonb(spec.as_json()), spec.hash, spec.slots, next_due_at],
-        )
+        row = connection.execute(
+            "select gaffer.register(%s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            [
+                spec.name, Jsonb(spec.as_json()), spec.hash, registration.work_hash, registration.zone_data,
+                spec.slots, next_tick, [spec.name, *registration.known], registration.as_new,
+            ],
+        ).fetchone()  # fmt: skip
+    return None if row is None else row[0]
 
 
 def status(connection: db.Connection, job: str | None = None) -> list[JobRecord]:
@@ -26,8 +47,9 @@ def status(connection: db.Connection, job: str | None = None) -> list[JobRecord]
     with connection.cursor(row_factory=class_row(JobRecord)) as cursor:
         return cursor.execute(
             """
-            select j.name, j.first_seen_at, j.paused_at, j.paused_until, j.paused_by, j.last_success_at,
-                   j.last_success_tick, j.consecutive_failures, j.next_due_at, l.fence,
+            select j.name, j.spec, j.first_seen_at, j.paused_at, j.paused_until, j.paused_by, j.pause_reason,
+                   j.covered_until, j.last_success_at, j.last_success_tick, j.consecutive_failures, j.next_due_at,
+                   j.follow_up_at, l.fence, gaffer.clock() as seen_at,
                    case when l.lease_id is not null then l.owner end as owner,
                    case when l.lease_id is not null then l.lease_until end as lease_until,
                    r.outcome as last_outcome, r.backlog, w.position as watermark
@@ -36,7 +58,7 @@ def status(connection: db.Connection, job: str | None = None) -> list[JobRecord]
               join gaffer.job_watermark w on w.job = j.name
               left join lateral (select outcome, backlog from gaffer.job_runs
                                   where job = j.name and outcome not in ('busy', 'paused', 'late')
-                                  order by started_at desc limit 1) r on true
+                                  order by id desc limit 1) r on true
              where %(job)s::text is null or j.name = %(job)s
              order by j.name
             """,

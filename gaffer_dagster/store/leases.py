@@ -10,7 +10,9 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from psycopg.rows import class_row
+from psycopg.types.range import TimestamptzRange
 
+from gaffer_dagster.domain.due import Window
 from gaffer_dagster.domain.lease import Grant, Lease
 from gaffer_dagster.store import db
 
@@ -29,19 +31,26 @@ def acquire(
     timeout: timedelta,
     trigger: str,
     tick: datetime | None,
+    next_tick: datetime | None,
     dagster_run_id: str | None,
     spec_hash: str,
+    zone_data: str | None,
     wait: timedelta,
+    max_late: timedelta | None,
+    redo: Window | None,
     despite_pause: bool,
+    refusal: str | None,
 ) -> Grant:
-    """Takes the lease, or says why not. The same call with the same `lease_id` gives the same answer."""
+    """Takes the lease, or says why not (and skips the ticks up to `tick` where that is what it means). The same call with the same `lease_id` gives the same answer."""
     with connection.cursor(row_factory=class_row(Grant)) as cursor, db.refusals():
         cursor.execute(
             db.BEGIN + "set local statement_timeout = '15s';"  # noqa: S608 — literals
-            " select * from gaffer.acquire(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s); commit",
+            " select * from gaffer.acquire(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);"
+            " commit",
             [
-                job, slot, lease_id, owner, lease, timeout,
-                trigger, tick, dagster_run_id, spec_hash, wait, despite_pause,
+                job, slot, lease_id, owner, lease, timeout, trigger, tick, next_tick, dagster_run_id, spec_hash,
+                zone_data, wait, max_late, None if redo is None else TimestamptzRange(redo.since, redo.until),
+                despite_pause, refusal,
             ],
         )  # fmt: skip
         return db.committed(cursor)

@@ -27,12 +27,13 @@ def end(
     outcome: Outcome,
     *,
     wanted_at: datetime | None,
-    covered_until: datetime,
+    covered_until: datetime | None,
     success_tick: datetime | None,
     ticks_covered: int | None,
     backlog: int | None,
     next_run_at: datetime | None,
     next_due_at: datetime | None,
+    follow_up_at: datetime | None,
     sqlstate: str | None,
     error: str | None,
 ) -> Ending:
@@ -40,10 +41,11 @@ def end(
     with connection.cursor(row_factory=class_row(Ending)) as cursor, db.refusals():
         cursor.execute(
             db.BEGIN + "set local statement_timeout = '10s'; select * from"
-            " gaffer.end_run(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s); commit",
+            " gaffer.end_run(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s); commit",
             [
                 lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, str(outcome), wanted_at,
-                covered_until, success_tick, ticks_covered, backlog, next_run_at, next_due_at, sqlstate, error,
+                covered_until, success_tick, ticks_covered, backlog, next_run_at, next_due_at, follow_up_at,
+                sqlstate, error,
             ],
         )  # fmt: skip
         return db.committed(cursor)
@@ -51,7 +53,8 @@ def end(
 
 _SELECT: LiteralString = """
     select id, job, slot, outcome, trigger, tick, started_at, deadline_at, ended_at, fence, owner, batches, items,
-           parked, watermark_from, watermark_to, ticks_covered, backlog, next_run_at, sqlstate, error, dagster_run_id
+           parked, watermark_from, watermark_to, ticks_covered, backlog, next_run_at, sqlstate, error, dagster_run_id,
+           lower(redo) as redo_since, upper(redo) as redo_until
       from gaffer.job_runs
 """
 
@@ -68,6 +71,6 @@ def history(connection: db.Connection, job: str | None, limit: int) -> list[RunR
     """The newest runs first, of one job or of all."""
     with connection.cursor(row_factory=class_row(RunRecord)) as cursor:
         return cursor.execute(
-            _SELECT + "where %(job)s::text is null or job = %(job)s order by started_at desc, id desc limit %(limit)s",
+            _SELECT + "where %(job)s::text is null or job = %(job)s order by id desc limit %(limit)s",
             {"job": job, "limit": limit},
         ).fetchall()

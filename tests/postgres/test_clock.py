@@ -7,7 +7,9 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from gaffer_dagster.domain.run import Outcome
+from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.errors import ClockSkewError
+from gaffer_dagster.store import jobs as job_table
 from gaffer_dagster.testing import Clock
 from tests.support import jobs, protocol
 
@@ -18,13 +20,69 @@ MINUTES = timedelta(minutes=1)
 def test_clocks_far_apart_fail_the_run_naming_both(url: str, apart: timedelta) -> None:
     """B53."""
     jobs.make_source(url, 3)
+    with protocol.session(url) as connection:
+        protocol.register(connection, jobs.spec())
     with pytest.raises(ClockSkewError, match=r"this worker \(2.*\) and the database's \(2.*\) are .* apart") as raised:
         jobs.run(jobs.spec(), url, worker_clock=lambda: datetime.now(timezone.utc) + apart)
     assert protocol.outcomes(url) == ["failed"]
     assert jobs.query(url, "select error from gaffer.job_runs")[0][0].endswith(str(raised.value))
     assert jobs.query(url, "select count(*) from target") == [(0,)]
-    assert protocol.lease_row(url)[:2] == (1, None)
+    assert protocol.lease_row(url)[:2] == (0, None)
     assert jobs.run(jobs.spec(), url).items == 3
+
+
+def test_a_job_is_not_made_known_by_a_wrong_clock(url: str) -> None:
+    """It would be first seen then, and its time would begin then."""
+    jobs.make_source(url, 3)
+    with pytest.raises(ClockSkewError):
+        jobs.run(jobs.spec(), url, worker_clock=lambda: datetime.now(timezone.utc) - timedelta(days=3650))
+    assert jobs.query(url, "select count(*) from gaffer.job") == [(0,)]
+
+
+def test_a_clock_that_is_ten_years_ahead_for_a_while_leaves_nothing_behind(url: str, clock: Clock) -> None:
+    """Neither the holder at work then, nor the job afterwards, is the worse for it."""
+    now = datetime.now(timezone.utc)
+    jobs.make_source(url, 2)
+    rows, days = jobs.spec(batch_rows=1), jobs.daily("daily", start=(now - timedelta(days=3)).date().isoformat())
+    work = {"copy_rows": jobs.copy_rows, "daily": lambda batch: None}
+    jobs.run(days, url, work["daily"])
+    before = jobs.query(url, "select position from gaffer.job_watermark order by job")
+
+    def jumps(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        if batch.number == 1:
+            clock.advance(timedelta(days=3650))
+            for job in (rows, days):
+                with pytest.raises(ClockSkewError):
+                    jobs.run(job, url, work[job.name])
+            clock.advance(timedelta(days=-3650))
+
+    record = jobs.run(rows, url, jumps)
+    assert (record.outcome, record.items, record.fence) == (Outcome.SUCCEEDED, 2, 1)
+    assert jobs.query(url, "select position from gaffer.job_watermark where job = 'daily'") == before
+    jobs.add_rows(url, 1)
+    assert jobs.run(rows, url).items == 1
+    assert jobs.run(days, url, work["daily"]).outcome is Outcome.SUCCEEDED
+    with protocol.session(url) as connection:
+        for status in job_table.status(connection):
+            assert status.last_outcome is Outcome.SUCCEEDED
+            assert status.next_due_at is not None
+            assert status.next_due_at < now + timedelta(days=2)
+
+
+def test_a_run_waits_for_the_tick_that_woke_it(url: str) -> None:
+    """The daemon's clock is ahead of the database's: going by what that says, the tick would not be covered, and what
+    is due at it would wait for the next."""
+    jobs.make_source(url, 1)
+    tick = datetime.now(timezone.utc) + timedelta(seconds=2)
+    record = jobs.run(jobs.spec(), url, trigger="schedule", tick=tick)
+    assert record.started_at >= tick
+
+
+def test_a_tick_far_ahead_of_the_database_is_refused(url: str) -> None:
+    jobs.make_source(url, 1)
+    with pytest.raises(ClockSkewError, match="set the clock of Dagster's daemon right"):
+        jobs.run(jobs.spec(), url, trigger="schedule", tick=datetime.now(timezone.utc) + timedelta(minutes=6))
 
 
 @pytest.mark.parametrize("apart", [timedelta(minutes=4), timedelta(minutes=-4)])

@@ -292,12 +292,12 @@ def test_after_a_pause_one_run_does_it_all(url: str, hours: Any) -> None:
     """B38."""
     daily = hours("0 6 * * *")
     daily.at(MIDNIGHT + 6 * HOUR)
-    jobs.execute(url, "update gaffer.job set paused_at = gaffer.clock(), paused_by = 'ann'")
+    jobs.execute(url, "select gaffer.pause('copy_rows', null, 'ann', 'the source is rebuilt')")
     for day in range(1, 4):
         assert daily.at(MIDNIGHT + day * DAY + 6 * HOUR, 2).outcome is Outcome.PAUSED
-    jobs.execute(url, "update gaffer.job set paused_at = null, paused_by = null")
+    jobs.execute(url, "select gaffer.resume('copy_rows', %s, 'ann', null)", MIDNIGHT + 4 * DAY + 6 * HOUR)
     record = daily.at(MIDNIGHT + 9 * DAY + 6 * HOUR, 2)
-    assert (record.outcome, record.items, record.ticks_covered) == (Outcome.SUCCEEDED, 8, 9)
+    assert (record.outcome, record.items, record.ticks_covered) == (Outcome.SUCCEEDED, 8, 6)
     assert daily.at(MIDNIGHT + 9 * DAY + 6 * HOUR + A_MOMENT).items == 0
 
 
@@ -319,7 +319,7 @@ def test_a_run_that_did_not_work_or_failed_covers_no_tick(url: str, hours: Any) 
     with session(url) as connection:
         hourly.clock.set(MIDNIGHT + 2 * HOUR)
         for outcome in (Outcome.CAPPED, Outcome.INTERRUPTED, Outcome.TIMED_OUT, Outcome.LOST_LEASE):
-            now = {"covered_until": hourly.clock.now(), "success_tick": MIDNIGHT, "next_due_at": MIDNIGHT + 9 * HOUR}
+            now = {"success_tick": MIDNIGHT, "next_due_at": MIDNIGHT + 9 * HOUR}
             end(connection, acquire(connection, hourly.spec).lease, outcome, **now)
             assert jobs.query(url, state) == before, outcome
     assert hourly.at(MIDNIGHT + 2 * HOUR + A_MOMENT).ticks_covered == 2

@@ -198,7 +198,7 @@ def test_a_stall_before_the_statement_does_not_age_the_lease(url: str, job: Any)
         assert row is not None
         found = connection.execute(
             "select granted_at, lease_until from gaffer.acquire('copy_rows', 0, %s, 'x', '1s', '1m', 'manual', null,"
-            " null, '', '0', false)",
+            " null, null, '', null, '0', null, null, false, null)",
             [uuid4()],
         ).fetchone()
         connection.execute("commit")

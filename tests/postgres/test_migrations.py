@@ -27,7 +27,7 @@ WORKER = """
     grant usage on schema gaffer to {role};
     grant execute on function gaffer.clock, gaffer.cluster, gaffer.register, gaffer.acquire, gaffer.renew,
         gaffer.begin_batch, gaffer.commit_batch, gaffer.supersede, gaffer.end_run to {role};
-    grant select on gaffer.migration, gaffer.job_runs to {role};
+    grant select on gaffer.migration, gaffer.job_runs, gaffer.job_spec, gaffer.operator_action to {role};
 """
 
 
@@ -221,7 +221,7 @@ def test_a_role_that_was_granted_nothing_is_told_what_to_grant(url: str, strange
         jobs.run(jobs.spec(), stranger)
 
 
-def test_a_workers_role_needs_functions_and_two_tables_to_read(url: str, stranger: str) -> None:
+def test_a_workers_role_needs_functions_and_a_few_tables_to_read(url: str, stranger: str) -> None:
     jobs.make_source(url, 25)
     role = user_of(stranger)
     jobs.execute(url, f"grant select on source to {role}; grant insert on target to {role}")

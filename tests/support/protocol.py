@@ -75,7 +75,7 @@ def session(url: str) -> Iterator[db.Connection]:
 
 
 def register(connection: db.Connection, spec: JobSpec) -> None:
-    job_table.register(connection, spec, next_due_at=None)
+    job_table.register(connection, spec, job_table.Registration(), next_tick=None)
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ def acquire(
     tick: datetime | None = None,
     owner: str = "host:1:owner",
     despite_pause: bool = False,
+    **given: Any,
 ) -> Attempt:
     lease_id = lease_id or uuid4()
     grant = leases.acquire(
@@ -114,12 +115,12 @@ def acquire(
         owner=owner,
         lease=timedelta(seconds=lease),
         timeout=timedelta(seconds=timeout),
-        trigger="schedule",
         tick=tick,
         dagster_run_id=None,
         spec_hash=spec.hash,
         wait=timedelta(seconds=wait),
         despite_pause=despite_pause,
+        **({"trigger": "schedule"} | dict.fromkeys(("next_tick", "zone_data", "max_late", "redo", "refusal")) | given),
     )
     return Attempt(grant, lease_id, spec.name)
 
@@ -154,6 +155,7 @@ def end(connection: db.Connection, lease: Lease, outcome: Outcome = Outcome.SUCC
         "backlog": None,
         "next_run_at": None,
         "next_due_at": None,
+        "follow_up_at": None,
         "sqlstate": None,
         "error": None,
     }

@@ -1,11 +1,12 @@
 -- The tables of gaffer_dagster. Everything lives in the schema `gaffer`; nothing is put into `public`.
 --
---   job            a job as last seen: its spec, whether it is paused, its last success, its failure streak
---   job_spec       each spec that a job ever had
---   job_lease      who may write for a job: one row for each slot, with the fence that decides at COMMIT
---   job_watermark  how far the job has got; moves only in the transaction that also carries the batch's writes
---   job_runs       one row for each attempt that reached the database
---   migration      which of these files were applied
+--   job              a job as last seen: its spec, whether it is paused, its last success, its failure streak
+--   job_spec         each spec that a job ever had
+--   job_lease        who may write for a job: one row for each slot, with the fence that decides at COMMIT
+--   job_watermark    how far the job has got; moves only in the transaction that also carries the batch's writes
+--   job_runs         one row for each attempt that reached the database
+--   operator_action  who did what to which job, and why
+--   migration        which of these files were applied
 --
 -- What always holds:
 --   * `job_lease.fence` only grows; with `lease_id` it names one acquisition for ever.
@@ -27,17 +28,21 @@ create table gaffer.job (
     name                 text primary key check (name ~ '^[a-z0-9][a-z0-9_./-]{0,127}$'),
     spec                 jsonb not null,
     spec_hash            text not null,
+    work_hash            text,             -- what the job does, without its name: tells a rename from a new job
+    zone_data            text,             -- of the worker that registered it last: version and rules of its zone
     first_seen_at        timestamptz not null,
     paused_at            timestamptz,
     paused_until         timestamptz,
     paused_by            text,
     pause_reason         text,
-    covered_until        timestamptz,      -- every tick up to here was covered by a run that left nothing due
+    covered_until        timestamptz,      -- every tick up to here that was not skipped is covered by a run
+    skipped_until        timestamptz,      -- ticks up to here that were not covered by then were skipped as late
     last_success_at      timestamptz,
     last_success_tick    timestamptz,
     consecutive_failures integer not null default 0 check (consecutive_failures >= 0),
     failed_tick          timestamptz,      -- the tick that the streak counted last: a tick counts once
-    next_due_at          timestamptz,
+    next_due_at          timestamptz,      -- the earliest tick that is neither covered nor skipped
+    follow_up_at         timestamptz,      -- from then on a run is wanted without waiting for a tick
     wanted_at            timestamptz,      -- the last wake-up that met a holder
     check (paused_at is not null or (paused_until is null and paused_by is null and pause_reason is null))
 );
@@ -47,6 +52,7 @@ create table gaffer.job_spec (
     spec_hash     text not null,
     spec          jsonb not null,
     first_seen_at timestamptz not null,
+    since_at      timestamptz not null,     -- when it last became the job's spec
     primary key (job, spec_hash)
 );
 
@@ -76,9 +82,11 @@ create table gaffer.job_runs (
     lease_id       uuid unique,
     owner          text not null,
     dagster_run_id text,
-    trigger        text not null check (trigger in ('schedule', 'manual', 'command')),
+    trigger        text not null check (trigger in ('schedule', 'sensor', 'manual', 'command', 'redo')),
     tick           timestamptz,              -- the newest tick of the schedule when the run began
     spec_hash      text not null,
+    redo           tstzrange,                -- the interval that was done once more; the watermark stays
+    zone_data      text,
     cluster        text,
     timeline       integer,
     started_at     timestamptz not null,
@@ -92,17 +100,33 @@ create table gaffer.job_runs (
     parked         bigint not null default 0,
     watermark_from jsonb,
     watermark_to   jsonb,
+    covered_until  timestamptz,              -- it covers every tick up to here that was not covered or skipped
     ticks_covered  integer,
     backlog        bigint,                   -- what was due and is left
     next_run_at    timestamptz,
     sqlstate       text,
     error          text,
     check ((outcome = 'running') = (ended_at is null)),
-    check (outcome in ('busy', 'paused', 'late') or (fence is not null and lease_id is not null))
+    check ((fence is null) = (lease_id is null)),
+    check (outcome in ('busy', 'paused', 'late', 'failed') or fence is not null),
+    check ((trigger = 'redo') = (redo is not null))
 );
 
-create index job_runs_history on gaffer.job_runs (job, started_at desc);
+-- By number, not by time: the clock may have been wrong for a while.
+create index job_runs_history on gaffer.job_runs (job, id desc);
 create unique index job_runs_running on gaffer.job_runs (job, slot) where outcome = 'running';
+
+create table gaffer.operator_action (
+    id      bigint generated always as identity primary key,
+    job     text not null references gaffer.job (name) on update cascade,
+    action  text not null,
+    at      timestamptz not null,
+    by      text not null,
+    reason  text,
+    details jsonb not null default '{}'
+);
+
+create index operator_action_of_job on gaffer.operator_action (job, id);
 
 -- A fence must never be handed out twice, so a lease row is for ever.
 create function gaffer.refuse_lease_removal() returns trigger

@@ -5,17 +5,21 @@
 --                    └ busy: wanted_at is set                 look again if wanted_at moved
 --     supersede: after a COMMIT whose answer was lost
 --
+-- What people do to a job (pause, resume, rename) is in 0003_operation.sql.
+--
 -- Refusals (SQLSTATE):
 --   GF001  the fence is no longer current
 --   GF003  the run is past its deadline
 --   GF004  the transaction of this batch was ended by its own code
 --   GF005  the watermark is not where this batch found it
 --   GF006  no such job, or no such run
+--   GF007  a job that is not known does the work of one that is: a rename
+--   GF008  a run is at work
 --
 -- Lock order, everywhere: the user's rows, then job_lease, then job, then job_watermark and job_runs.
 
 create type gaffer.lease_grant as (
-    outcome       text,           -- granted, busy, paused
+    outcome       text,           -- granted, busy, paused, late, failed (refused, and recorded)
     run_id        bigint,
     fence         bigint,
     granted_at    timestamptz,
@@ -25,7 +29,7 @@ create type gaffer.lease_grant as (
     cluster       text,
     batches       integer,        -- committed by this run so far
     first_seen_at timestamptz,
-    covered_until timestamptz,
+    covered_until timestamptz,    -- ticks up to here are covered or skipped
     wanted_at     timestamptz,
     holder        text            -- busy: who has it
 );
@@ -60,38 +64,70 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as 'select system_identifier::text from pg_catalog.pg_control_system()';
 
--- Makes the job known as it is now. Writes nothing when nothing changed.
+-- Makes the job known as it is now; writes nothing when nothing changed. Returns the zone data of whoever registered
+-- it before, where they were others.
+--
+-- `p_next_due_at` is the next tick of this spec. A changed spec goes by it from now on, whatever its ticks in the past
+-- would have been; a tick that is due already under the old one stays due. `p_known` are the jobs that are registered
+-- together with this one: a new job that does the work of a known one outside of them is a renamed job, which would
+-- begin anew with another watermark, and is refused unless `p_as_new`.
 create function gaffer.register(
-    p_job text, p_spec jsonb, p_spec_hash text, p_slots integer, p_next_due_at timestamptz
-) returns void
+    p_job text, p_spec jsonb, p_spec_hash text, p_work_hash text, p_zone_data text, p_slots integer,
+    p_next_due_at timestamptz, p_known text[], p_as_new boolean
+) returns text
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz := gaffer.clock();
+    v_job gaffer.job;
+    v_like text;
 begin
-    insert into gaffer.job (name, spec, spec_hash, first_seen_at, next_due_at)
-    values (p_job, p_spec, p_spec_hash, v_now, p_next_due_at)
+    select * into v_job from gaffer.job where name = p_job;
+    if not found then
+        select name into v_like from gaffer.job
+         where work_hash = p_work_hash and name <> all (p_known) and not p_as_new
+         order by name limit 1;
+        if found then
+            raise exception 'job "%" does the work of job "%", which is known here and not defined beside it; if it was '
+                'renamed: gaffer rename % %, which keeps its watermark; if it is another job: gaffer register --new %',
+                p_job, v_like, v_like, p_job, p_job using errcode = 'GF007';
+        end if;
+    elsif v_job.spec_hash = p_spec_hash and v_job.work_hash is not distinct from p_work_hash
+          and v_job.zone_data is not distinct from p_zone_data then
+        return null;
+    end if;
+    insert into gaffer.job (name, spec, spec_hash, work_hash, zone_data, first_seen_at, next_due_at)
+    values (p_job, p_spec, p_spec_hash, p_work_hash, p_zone_data, v_now, p_next_due_at)
     on conflict (name) do nothing;
-    update gaffer.job set spec = p_spec, spec_hash = p_spec_hash, next_due_at = p_next_due_at
-     where name = p_job and spec_hash <> p_spec_hash;
-    insert into gaffer.job_spec (job, spec_hash, spec, first_seen_at)
-    values (p_job, p_spec_hash, p_spec, v_now)
-    on conflict do nothing;
+    update gaffer.job
+       set spec = p_spec, spec_hash = p_spec_hash, work_hash = p_work_hash, zone_data = p_zone_data,
+           next_due_at = case when spec_hash = p_spec_hash or (next_due_at <= v_now and p_next_due_at is not null)
+                              then next_due_at else p_next_due_at end
+     where name = p_job;
+    insert into gaffer.job_spec as known (job, spec_hash, spec, first_seen_at, since_at)
+    values (p_job, p_spec_hash, p_spec, v_now, v_now)
+    on conflict (job, spec_hash) do update set since_at = v_now
+     where v_job.spec_hash is distinct from known.spec_hash;
     insert into gaffer.job_lease (job, slot)
     select p_job, slot from generate_series(0, p_slots - 1) as slot
     on conflict do nothing;
     insert into gaffer.job_watermark (job, updated_at) values (p_job, v_now)
     on conflict do nothing;
+    return nullif(v_job.zone_data, p_zone_data);
 end $$;
 
 -- Takes the lease if it is free. `p_lease_id` is made by the caller, one for each run: the same call again (its
 -- answer was lost) returns the same grant. With `p_wait` 0 a taken lease is `busy` at once and the wish is noted
 -- in `wanted_at`; the caller then asks once more with a wait, since the holder may just be ending.
+--
+-- `p_tick` is the newest tick and `p_next_tick` the one after it. A run that may not work skips the ticks up to
+-- `p_tick`: while the job is paused, or where that tick is older than `p_max_late`. `p_refusal`: why this run must not
+-- work at all, to be recorded.
 create function gaffer.acquire(
     p_job text, p_slot integer, p_lease_id uuid, p_owner text, p_ttl interval, p_timeout interval,
-    p_trigger text, p_tick timestamptz, p_dagster_run_id text, p_spec_hash text,
-    p_wait interval, p_despite_pause boolean
+    p_trigger text, p_tick timestamptz, p_next_tick timestamptz, p_dagster_run_id text, p_spec_hash text,
+    p_zone_data text, p_wait interval, p_max_late interval, p_redo tstzrange, p_despite_pause boolean, p_refusal text
 ) returns gaffer.lease_grant
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -113,7 +149,9 @@ begin
     perform set_config('lock_timeout',
                        ceil(extract(epoch from greatest(p_wait, interval '1 second')) * 1000)::text, true);
     -- Lock first, then look at the clock: a lease granted after a wait could otherwise be born expired.
-    if p_wait > interval '0' then
+    if p_refusal is not null then
+        null;
+    elsif p_wait > interval '0' then
         begin
             select * into v_lease from gaffer.job_lease where job = p_job and slot = p_slot for no key update;
         exception when lock_not_available then
@@ -129,9 +167,14 @@ begin
         raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
     end if;
 
-    if v_job.paused_at is not null and not p_despite_pause
-       and (v_job.paused_until is null or v_job.paused_until > gaffer.clock()) then
+    if p_refusal is not null then
+        v_grant.outcome := 'failed';
+    elsif v_job.paused_at is not null and not p_despite_pause
+          and (v_job.paused_until is null or v_job.paused_until > gaffer.clock()) then
         v_grant.outcome := 'paused';
+    elsif gaffer.clock() > p_tick + p_max_late
+          and p_tick > coalesce(v_job.covered_until, v_job.first_seen_at) then
+        v_grant.outcome := 'late';
     elsif v_lease.job is not null then
         update gaffer.job_lease
            set fence = case when lease_id = p_lease_id then fence else fence + 1 end,
@@ -151,12 +194,22 @@ begin
             update gaffer.job
                set wanted_at = greatest(gaffer.clock(), wanted_at + interval '1 microsecond')
              where name = p_job;
-        else
-            insert into gaffer.job_runs (job, slot, owner, dagster_run_id, trigger, tick, spec_hash, started_at,
-                                         ended_at, outcome)
-            values (p_job, p_slot, p_owner, p_dagster_run_id, p_trigger, p_tick, p_spec_hash, v_grant.granted_at,
-                    v_grant.granted_at, v_grant.outcome)
-            returning id into v_grant.run_id;
+            return v_grant;
+        end if;
+        insert into gaffer.job_runs (job, slot, owner, dagster_run_id, trigger, tick, spec_hash, redo, zone_data,
+                                     started_at, ended_at, outcome, error)
+        values (p_job, p_slot, p_owner, p_dagster_run_id, p_trigger, p_tick, p_spec_hash, p_redo, p_zone_data,
+                v_grant.granted_at, v_grant.granted_at, v_grant.outcome, p_refusal)
+        returning id into v_grant.run_id;
+        if v_grant.outcome = 'failed' then
+            perform gaffer.count_failure(p_job, p_tick);
+        elsif v_grant.outcome = 'late' then
+            update gaffer.job set skipped_until = greatest(skipped_until, p_tick), next_due_at = p_next_tick
+             where name = p_job;
+        elsif v_grant.outcome = 'paused' then
+            -- What was due before the pause began stays due.
+            update gaffer.job set next_due_at = p_next_tick
+             where name = p_job and next_due_at >= paused_at and next_due_at < p_next_tick;
         end if;
         return v_grant;
     end if;
@@ -168,25 +221,28 @@ begin
          where job = p_job and slot = p_slot and outcome = 'running' and lease_id <> p_lease_id
         returning *
     loop
-        perform gaffer.count_failure(p_job, v_dead.tick);
+        if v_dead.trigger <> 'redo' then
+            perform gaffer.count_failure(p_job, v_dead.tick);
+        end if;
     end loop;
+    update gaffer.job set follow_up_at = null where name = p_job and follow_up_at is not null;
 
     v_grant.outcome := 'granted';
     v_grant.fence := v_lease.fence;
     v_grant.lease_until := v_lease.lease_until;
     v_grant.granted_at := v_lease.lease_until - p_ttl;
     select position, cluster into v_grant.position, v_grant.cluster from gaffer.job_watermark where job = p_job;
-    select first_seen_at, covered_until, wanted_at
+    select first_seen_at, greatest(covered_until, skipped_until), wanted_at
       into v_grant.first_seen_at, v_grant.covered_until, v_grant.wanted_at
       from gaffer.job where name = p_job;
 
     select * into v_run from gaffer.job_runs where lease_id = p_lease_id;
     if not found then
-        insert into gaffer.job_runs (job, slot, fence, lease_id, owner, dagster_run_id, trigger, tick, spec_hash,
-                                     cluster, timeline, started_at, deadline_at, outcome, watermark_from,
+        insert into gaffer.job_runs (job, slot, fence, lease_id, owner, dagster_run_id, trigger, tick, spec_hash, redo,
+                                     zone_data, cluster, timeline, started_at, deadline_at, outcome, watermark_from,
                                      watermark_to)
         values (p_job, p_slot, v_lease.fence, p_lease_id, p_owner, p_dagster_run_id, p_trigger, p_tick, p_spec_hash,
-                gaffer.cluster(), (select timeline_id from pg_catalog.pg_control_checkpoint()),
+                p_redo, p_zone_data, gaffer.cluster(), (select timeline_id from pg_catalog.pg_control_checkpoint()),
                 v_grant.granted_at, v_grant.granted_at + p_timeout, 'running', v_grant.position, v_grant.position)
         returning * into v_run;
     end if;
@@ -323,11 +379,14 @@ end $$;
 
 -- Ends the run, counts it on the job and frees the lease, if the fence is current. A run that would end `succeeded`
 -- or `partial` is told to look again (`wanted`) when a wake-up came since `p_wanted_at` was read: that wake-up went
--- away because of us. Repeating the call is safe.
+-- away because of us; where the run ends otherwise, it is to be followed by another. `p_covered_until`: ticks up to
+-- there are covered, and `p_next_due_at` is the tick after it; null: none is. `p_follow_up_at`: when the next run is
+-- wanted without waiting for a tick. A redo leaves the job as it is. Repeating the call is safe.
 create function gaffer.end_run(
     p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_run_id bigint, p_outcome text,
     p_wanted_at timestamptz, p_covered_until timestamptz, p_success_tick timestamptz, p_ticks_covered integer,
-    p_backlog bigint, p_next_run_at timestamptz, p_next_due_at timestamptz, p_sqlstate text, p_error text
+    p_backlog bigint, p_next_run_at timestamptz, p_next_due_at timestamptz, p_follow_up_at timestamptz,
+    p_sqlstate text, p_error text
 ) returns gaffer.run_ending
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -347,7 +406,8 @@ begin
         if not found then
             raise exception 'run % of job "%" is not under this lease', p_run_id, p_job using errcode = 'GF006';
         end if;
-        if v_run.outcome = 'running' then   -- the lease was taken away by hand, and nobody has found this run dead yet
+        if v_run.outcome = 'running' and v_run.trigger <> 'redo' then
+            -- The lease was taken away by hand, and nobody has found this run dead yet.
             perform gaffer.count_failure(p_job, v_run.tick);
         end if;
         if v_run.outcome in ('abandoned', 'running') then
@@ -362,7 +422,12 @@ begin
     end if;
 
     select * into v_job from gaffer.job where name = p_job for no key update;
-    if v_done and v_job.wanted_at is distinct from p_wanted_at then
+    select * into v_run from gaffer.job_runs
+     where id = p_run_id and lease_id = p_lease_id and outcome = 'running' for update;
+    if not found then
+        raise exception 'run % of job "%" is not running under this lease', p_run_id, p_job using errcode = 'GF006';
+    end if;
+    if v_done and v_run.trigger <> 'redo' and v_job.wanted_at is distinct from p_wanted_at then
         v_ending.result := 'wanted';
         v_ending.wanted_at := v_job.wanted_at;
         return v_ending;
@@ -370,24 +435,28 @@ begin
 
     v_now := gaffer.clock();
     update gaffer.job_runs
-       set outcome = p_outcome, ended_at = v_now, ticks_covered = p_ticks_covered, backlog = p_backlog,
-           next_run_at = p_next_run_at, sqlstate = p_sqlstate, error = p_error
-     where id = p_run_id and lease_id = p_lease_id and outcome = 'running'
-    returning * into v_run;
-    if not found then
-        raise exception 'run % of job "%" is not running under this lease', p_run_id, p_job using errcode = 'GF006';
-    end if;
-    if p_outcome in ('succeeded', 'partial', 'capped') then
+       set outcome = p_outcome, ended_at = v_now, covered_until = p_covered_until, ticks_covered = p_ticks_covered,
+           backlog = p_backlog, next_run_at = p_next_run_at, sqlstate = p_sqlstate, error = p_error
+     where id = p_run_id;
+    if v_run.trigger <> 'redo' then
+        if p_outcome in ('succeeded', 'partial', 'capped') then
+            update gaffer.job
+               set consecutive_failures = 0, failed_tick = null,
+                   last_success_at = case when v_done then v_now else last_success_at end,
+                   last_success_tick = case when v_done then p_success_tick else last_success_tick end
+             where name = p_job;
+        elsif p_outcome <> 'interrupted' then
+            perform gaffer.count_failure(p_job, v_run.tick);
+        end if;
         update gaffer.job
-           set consecutive_failures = 0, failed_tick = null,
-               last_success_at = case when v_done then v_now else last_success_at end,
-               last_success_tick = case when v_done then p_success_tick else last_success_tick end,
-               covered_until = case when v_done then p_covered_until else covered_until end,
-               next_due_at = case when v_done then p_next_due_at else next_due_at end
-         where name = p_job;
-    elsif p_outcome <> 'interrupted' then
-        perform gaffer.count_failure(p_job, v_run.tick);
+           set covered_until = p_covered_until, next_due_at = p_next_due_at
+         where name = p_job and p_covered_until > coalesce(covered_until, '-infinity');
     end if;
+    update gaffer.job
+       set follow_up_at = case when wanted_at is distinct from p_wanted_at then v_now
+                               when v_run.trigger = 'redo' then follow_up_at
+                               else p_follow_up_at end
+     where name = p_job;
     -- Late renewals and commits of this run find nothing: the id is gone, the fence stays.
     update gaffer.job_lease set lease_id = null, lease_until = 'epoch'
      where job = p_job and slot = p_slot;

@@ -1,0 +1,146 @@
+"""The ledger of ticks: what became of each tick that a job's schedules named.
+
+Nothing is written for a tick. What became of it follows from three histories that are: which schedule the job went by
+and since when, when it was paused, and how far each run covered. So a tick that nobody noticed is in the ledger too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+from itertools import pairwise
+
+from gaffer_dagster.domain.run import Outcome
+from gaffer_dagster.domain.schedule import Schedule
+
+
+class Disposition(str, Enum):
+    """What became of a tick; each has exactly one."""
+
+    COVERED = "covered"
+    """A run that began within the job's grace did what was due."""
+    COVERED_LATE = "covered_late"
+    """A run that began later did it."""
+    PAUSED = "paused"
+    """Skipped: the job was paused."""
+    LATE = "late"
+    """Skipped: found later than `max_late` allows."""
+    MISSED = "missed"
+    """Past and still due: no run has covered it yet."""
+    FUTURE = "future"
+    """Not yet."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Period:
+    """From `since` on, exclusive, the job went by this schedule (None: by none)."""
+
+    since: datetime
+    schedule: Schedule | None
+
+
+@dataclass(frozen=True)
+class Pause:
+    """`[since, until)`; no `until`: it goes on."""
+
+    since: datetime
+    until: datetime | None
+
+    def holds(self, at: datetime) -> bool:
+        return self.since <= at and (self.until is None or at < self.until)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A run that covered the ticks up to `until` that were open by then, or (outcome `late`) skipped them."""
+
+    run_id: int
+    outcome: Outcome
+    started_at: datetime
+    until: datetime
+
+
+@dataclass(frozen=True)
+class History:
+    """Of one job. Each list in the order in which it happened."""
+
+    periods: Sequence[Period]
+    pauses: Sequence[Pause]
+    reaches: Sequence[Reach] = ()
+
+    def ticks(self, after: datetime, until: datetime) -> Iterator[datetime]:
+        """The ticks in `(after, until]`, each by the schedule that was in force."""
+        for schedule, since, end in self._spans(after, until):
+            yield from schedule.ticks(since, end)
+
+    def count(self, after: datetime, until: datetime) -> int:
+        """How many ticks in `(after, until]` were not skipped by a pause, at a cost for each day in between."""
+        total = 0
+        for schedule, since, end in self._spans(after, until):
+            total += schedule.count(since, end)
+            for pause in self.pauses:
+                # A pause takes in the tick at its very start, and leaves out the one at its end.
+                first = max(since, pause.since - _INSTANT)
+                last = end if pause.until is None else min(end, pause.until - _INSTANT)
+                if first < last:
+                    total -= schedule.count(first, last)
+        return total
+
+    def _spans(self, after: datetime, until: datetime) -> Iterator[tuple[Schedule, datetime, datetime]]:
+        ends = [*(period.since for period in self.periods), until]
+        for period, (since, end) in zip(self.periods, pairwise(ends), strict=True):
+            begin, finish = max(after, since), min(until, end)
+            if period.schedule is not None and begin < finish:
+                yield period.schedule, begin, finish
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One tick and what became of it. `late_by`: from the tick to the start of the run that covered it."""
+
+    at: datetime
+    disposition: Disposition
+    run_id: int | None = None
+    late_by: timedelta | None = None
+
+
+_INSTANT = timedelta(microseconds=1)
+
+
+def ledger(history: History, after: datetime, until: datetime, *, now: datetime, grace: timedelta) -> Iterator[Tick]:
+    """Every tick in `(after, until]` with what became of it, as things stand at `now`."""
+    reaches = iter(history.reaches)
+    reach = next(reaches, None)
+    for tick in history.ticks(after, until):
+        while reach is not None and reach.until < tick:
+            reach = next(reaches, None)
+        yield _dispose(tick, reach, history.pauses, now, grace)
+
+
+def _dispose(tick: datetime, reach: Reach | None, pauses: Sequence[Pause], now: datetime, grace: timedelta) -> Tick:
+    pause = next((pause for pause in pauses if pause.holds(tick)), None)
+    # A run in the middle of a pause was told to work despite it; one after it has nothing to do with it.
+    if pause is not None and tick <= now and not (reach is not None and pause.holds(reach.started_at)):
+        return Tick(tick, Disposition.PAUSED)
+    if tick > now:
+        return Tick(tick, Disposition.FUTURE)
+    if reach is None:
+        return Tick(tick, Disposition.MISSED)
+    if reach.outcome is Outcome.LATE:
+        return Tick(tick, Disposition.LATE, reach.run_id)
+    late_by = max(timedelta(), reach.started_at - tick)
+    kind = Disposition.COVERED if late_by <= grace else Disposition.COVERED_LATE
+    return Tick(tick, kind, reach.run_id, late_by)
+
+
+def open_tick(next_due_at: datetime | None, schedule: Schedule | None, pause: Pause | None) -> datetime | None:
+    """The earliest tick that is due or will be: `next_due_at`, unless a pause skips it. None: there is none to wait
+    for."""
+    if next_due_at is None or schedule is None or pause is None or not pause.holds(next_due_at):
+        return next_due_at
+    return None if pause.until is None else schedule.next(pause.until - _INSTANT)

@@ -1,0 +1,69 @@
+-- What people do to a job. Each is one transaction with its row in gaffer.operator_action.
+
+-- From now until `p_until` (null: until it is resumed) runs end `paused` and their ticks are skipped. A pause of a job
+-- that is paused takes the place of the one before.
+create function gaffer.pause(p_job text, p_until timestamptz, p_by text, p_reason text) returns timestamptz
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now timestamptz := gaffer.clock();
+begin
+    update gaffer.job set paused_at = v_now, paused_until = p_until, paused_by = p_by, pause_reason = p_reason
+     where name = p_job;
+    if not found then
+        raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
+    end if;
+    insert into gaffer.operator_action (job, action, at, by, reason, details)
+    values (p_job, 'pause', v_now, p_by, p_reason, jsonb_build_object('until', p_until));
+    return v_now;
+end $$;
+
+-- Ends a pause. `p_next_tick` is the first tick after now: those of the pause are skipped. False: it was not paused.
+create function gaffer.resume(p_job text, p_next_tick timestamptz, p_by text, p_reason text) returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now timestamptz := gaffer.clock();
+    v_job gaffer.job;
+begin
+    select * into v_job from gaffer.job where name = p_job for no key update;
+    if not found then
+        raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
+    end if;
+    if v_job.paused_at is null then
+        return false;
+    end if;
+    update gaffer.job
+       set paused_at = null, paused_until = null, paused_by = null, pause_reason = null,
+           next_due_at = case when next_due_at >= v_job.paused_at
+                                   and next_due_at < least(v_now, v_job.paused_until)
+                              then p_next_tick else next_due_at end
+     where name = p_job;
+    insert into gaffer.operator_action (job, action, at, by, reason) values (p_job, 'resume', v_now, p_by, p_reason);
+    return true;
+end $$;
+
+-- Gives a job another name, with its watermark, fence and history. Nobody may be at work meanwhile.
+create function gaffer.rename(p_old text, p_new text, p_by text, p_reason text) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_lease gaffer.job_lease;
+begin
+    perform 1 from gaffer.job where name = p_old;
+    if not found then
+        raise exception 'job "%" is not registered', p_old using errcode = 'GF006';
+    end if;
+    for v_lease in select * from gaffer.job_lease where job = p_old order by slot for update loop
+        if v_lease.lease_id is not null and v_lease.lease_until > gaffer.clock() then
+            raise exception 'job "%" is at work (%): wait until that run has ended, or stop it', p_old, v_lease.owner
+                using errcode = 'GF008';
+        end if;
+    end loop;
+    update gaffer.job set name = p_new where name = p_old;
+    insert into gaffer.operator_action (job, action, at, by, reason, details)
+    values (p_new, 'rename', gaffer.clock(), p_by, p_reason, jsonb_build_object('from', p_old));
+end $$;

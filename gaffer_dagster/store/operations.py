@@ -1,0 +1,52 @@
+"""What people do to a job, each with its row in `gaffer.operator_action`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from psycopg import errors as pg
+from typing_extensions import LiteralString
+
+from gaffer_dagster.errors import BadInputError
+from gaffer_dagster.store import db
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Who does it, and why."""
+
+    by: str
+    reason: str | None
+
+
+def pause(connection: db.Connection, job: str, until: datetime | None, operator: Operator) -> datetime:
+    """From the returned time on, runs end `paused`, until `until` or a resume."""
+    return _call(connection, "select gaffer.pause(%s, %s, %s, %s)", job, until, operator.by, operator.reason)
+
+
+def resume(connection: db.Connection, job: str, next_tick: datetime | None, operator: Operator) -> bool:
+    """`next_tick`: the first tick after the pause. False: the job was not paused."""
+    return _call(connection, "select gaffer.resume(%s, %s, %s, %s)", job, next_tick, operator.by, operator.reason)
+
+
+def rename(connection: db.Connection, old: str, new: str, operator: Operator) -> None:
+    """Watermark, fence and history go with the job. Raises `JobHeldError` while a run is at work."""
+    try:
+        _call(connection, "select gaffer.rename(%s, %s, %s, %s)", old, new, operator.by, operator.reason)
+    except pg.UniqueViolation:
+        raise BadInputError(
+            f"job {new!r} is known to this database already; its watermark and history would be mixed up with those "
+            f"of {old!r}: choose another name"
+        ) from None
+    except pg.CheckViolation:
+        raise BadInputError(
+            f"job name {new!r}: use a-z, 0-9 and _ . / -, beginning with a letter or digit; at most 128"
+        ) from None
+
+
+def _call(connection: db.Connection, statement: LiteralString, *parameters: object) -> Any:
+    with db.refusals():
+        row = connection.execute(statement, parameters).fetchone()
+    return None if row is None else row[0]
