@@ -11,7 +11,7 @@ from functools import cached_property
 
 from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds, Limits, limits
-from gaffer_dagster.domain.due import Due, EachInterval, Intervals, NewRows
+from gaffer_dagster.domain.due import Due, EachInterval, Elapsed, Intervals, NewRows, Stretches
 from gaffer_dagster.domain.duration import show_duration
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.errors import BadSpecError
@@ -19,7 +19,7 @@ from gaffer_dagster.errors import BadSpecError
 _NAME = re.compile(r"[a-z0-9][a-z0-9_./-]{0,127}", re.ASCII)
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
-    "due": (NewRows, EachInterval),
+    "due": (NewRows, EachInterval, Elapsed),
     "schedule": (Schedule, type(None)),
     "bounds": (Bounds,),
     "alerts": (Alerts,),
@@ -56,7 +56,7 @@ class JobSpec:
         if self.schedule is not None:
             object.__setattr__(self, "schedule", self.schedule.resolved(self.name))
         _ = self.limits
-        if isinstance(self.due, EachInterval):
+        if isinstance(self.due, (EachInterval, Elapsed)):
             _ = self.intervals
 
     @property
@@ -70,10 +70,12 @@ class JobSpec:
         return limits(self.bounds, interval, f"job {self.name!r}")
 
     @cached_property
-    def intervals(self) -> Intervals:
-        if not isinstance(self.due, EachInterval):
-            raise TypeError(f"job {self.name!r} is not due by intervals")
-        return Intervals.of(self.due, self.schedule, self.name)
+    def intervals(self) -> Intervals | Stretches:
+        if isinstance(self.due, EachInterval):
+            return Intervals.of(self.due, self.schedule, self.name)
+        if isinstance(self.due, Elapsed):
+            return Stretches.of(self.due, self.schedule, self.name)
+        raise TypeError(f"job {self.name!r} is not due by intervals")
 
     def as_json(self) -> Mapping[str, object]:
         """The whole spec, as it is stored and hashed."""
