@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gaffer_dagster.adapter.resource import GafferResource
     from gaffer_dagster.domain.alert import Alerts
     from gaffer_dagster.domain.bounds import Bounds
-    from gaffer_dagster.domain.due import EachInterval, NewRows
+    from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows
     from gaffer_dagster.domain.run import Outcome, RunRecord
     from gaffer_dagster.domain.schedule import Schedule
     from gaffer_dagster.domain.spec import JobSpec
@@ -28,6 +28,7 @@ __all__ = [
     "Batch",
     "Bounds",
     "EachInterval",
+    "Elapsed",
     "GafferError",
     "GafferResource",
     "JobSpec",
@@ -44,6 +45,7 @@ _HOMES = {
     "Batch": "engine.batch",
     "Bounds": "domain.bounds",
     "EachInterval": "domain.due",
+    "Elapsed": "domain.due",
     "GafferError": "errors",
     "GafferResource": "adapter.resource",
     "JobSpec": "domain.spec",

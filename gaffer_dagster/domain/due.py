@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
+from typing import ClassVar
 from zoneinfo import ZoneInfo
 
 from typing_extensions import LiteralString
@@ -12,6 +13,8 @@ from typing_extensions import LiteralString
 from gaffer_dagster.domain.duration import as_duration, show_duration
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.errors import BadSpecError
+
+SHORTEST_SLICE = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, init=False)
@@ -88,8 +91,8 @@ class EachInterval:
     ) -> None:
         object.__setattr__(self, "cron", None if cron is None else Schedule(cron).cron)
         object.__setattr__(self, "settle", as_duration(settle, "EachInterval: settle"))
-        object.__setattr__(self, "start", _as_bound(start, "start"))
-        object.__setattr__(self, "until", _as_bound(until, "until"))
+        object.__setattr__(self, "start", _as_bound(start, "EachInterval: start"))
+        object.__setattr__(self, "until", _as_bound(until, "EachInterval: until"))
 
     def as_json(self) -> Mapping[str, object]:
         return {
@@ -101,7 +104,53 @@ class EachInterval:
         }
 
 
-Due = NewRows | EachInterval
+@dataclass(frozen=True, init=False)
+class Elapsed:
+    """One batch for all the time since the watermark, or one for each `slice` of it, in order.
+
+    Time is due up to the newest tick of the job's schedule, not up to the instant, so that a second wake-up finds
+    nothing. As with `EachInterval`, it is handed out `settle` after it ended, once every transaction that was open
+    then is over. `start`: the instant to begin at (a date means the start of the local day); left out: the minute in
+    which the job was first seen. Before `start` nothing is due; once there is a watermark, that is where to go on.
+
+    Without `slice`, a run has one batch of `[since, newest tick)`, however long that is. After a failure the next
+    tick makes it longer, so it has no `batch.key`. With `slice` (a second at least), each whole `[since, since +
+    slice)` that ended by the newest tick is a batch, with the same bounds and `batch.key` in every attempt; what is
+    less than a slice waits for a later tick. A slice is real elapsed time, not the wall clock's: where that is set,
+    slices of 24 hours leave midnight. For local days take `EachInterval("@daily")`.
+    """
+
+    slice: timedelta | None
+    settle: timedelta
+    start: datetime | date | None
+
+    def __init__(
+        self,
+        slice: timedelta | str | None = None,  # noqa: A002 — what users call it
+        *,
+        settle: timedelta | str = timedelta(minutes=1),
+        start: datetime | date | str | None = None,
+    ) -> None:
+        length = None if slice is None else as_duration(slice, "Elapsed: slice")
+        if length is not None and length < SHORTEST_SLICE:
+            raise BadSpecError(
+                f"Elapsed: slice={slice!r} is shorter than {show_duration(SHORTEST_SLICE)}; write a longer one, or "
+                "leave it out for one batch"
+            )
+        object.__setattr__(self, "slice", length)
+        object.__setattr__(self, "settle", as_duration(settle, "Elapsed: settle"))
+        object.__setattr__(self, "start", _as_bound(start, "Elapsed: start"))
+
+    def as_json(self) -> Mapping[str, object]:
+        return {
+            "kind": "elapsed",
+            "slice": None if self.slice is None else show_duration(self.slice),
+            "settle": show_duration(self.settle),
+            "start": None if self.start is None else self.start.isoformat(),
+        }
+
+
+Due = NewRows | EachInterval | Elapsed
 
 
 @dataclass(frozen=True)
@@ -114,12 +163,14 @@ class Window:
 
 @dataclass(frozen=True)
 class Intervals:
-    """The intervals of one `EachInterval` job: `grid` says where they end, `start` and `until` where they stop."""
+    """The windows of one `EachInterval` job: `grid` says where they end, `start` and `until` where they stop."""
 
     grid: Schedule
     settle: timedelta
     start: datetime | None
     until: datetime | None
+    repeat: ClassVar[bool] = True
+    """Whether a window has the same bounds in every attempt."""
 
     @staticmethod
     def of(due: EachInterval, schedule: Schedule | None, job: str) -> Intervals:
@@ -130,7 +181,8 @@ class Intervals:
         # Resolved by the job's name, as its schedule is.
         grid = (schedule if due.cron is None else Schedule(due.cron, schedule.timezone)).resolved(job)
         zone = ZoneInfo(schedule.timezone)
-        start, until = _in_zone(due.start, zone), _in_zone(due.until, zone)
+        start = _in_zone(due.start, zone, f"{where}: EachInterval: start")
+        until = _in_zone(due.until, zone, f"{where}: EachInterval: until")
         for field, value in (("start", start), ("until", until)):
             if value is not None and grid.latest(value) != value:
                 raise BadSpecError(
@@ -160,24 +212,67 @@ class Intervals:
         return bound if self.until is None else min(bound, self.until)
 
 
+@dataclass(frozen=True)
+class Stretches:
+    """The windows of one `Elapsed` job: `grid` says up to where, `slice` how long each is (None: one up to there)."""
+
+    grid: Schedule
+    settle: timedelta
+    start: datetime | None
+    slice: timedelta | None
+
+    @staticmethod
+    def of(due: Elapsed, schedule: Schedule | None, job: str) -> Stretches:
+        """Raises `BadSpecError` where there is no schedule to go by."""
+        where = f"job {job!r}: Elapsed"
+        if schedule is None:
+            raise BadSpecError(f"{where} needs a schedule, up to whose newest tick time is due; give schedule=")
+        start = _in_zone(due.start, ZoneInfo(schedule.timezone), f"{where}: start")
+        return Stretches(schedule, due.settle, start, due.slice)
+
+    @property
+    def repeat(self) -> bool:
+        """Whether a window has the same bounds in every attempt."""
+        return self.slice is not None
+
+    def first(self, first_seen_at: datetime) -> datetime:
+        """Where a job without a watermark begins."""
+        return self.start or first_seen_at.replace(second=0, microsecond=0)
+
+    def after(self, since: datetime, bound: datetime) -> Window | None:
+        """The window that begins at `since`, if it ends by the newest tick at `bound`."""
+        time_left = self._time(since, bound)
+        length = self.slice or time_left
+        return Window(since, since + length) if timedelta() < length <= time_left else None
+
+    def left(self, since: datetime, bound: datetime) -> int:
+        """How many windows begin at `since` or later and end by the newest tick at `bound`."""
+        time_left = self._time(since, bound)
+        return int(bool(time_left)) if self.slice is None else time_left // self.slice
+
+    def _time(self, since: datetime, bound: datetime) -> timedelta:
+        """What elapsed from `since` to the newest tick at `bound`."""
+        return max((self.grid.latest(bound) or since) - since, timedelta())
+
+
 def _as_bound(value: datetime | date | str | None, field: str) -> datetime | date | None:
     if isinstance(value, str):
         try:
             value = date.fromisoformat(value) if len(value) == len("2013-01-01") else datetime.fromisoformat(value)
         except ValueError:
-            raise BadSpecError(
-                f"EachInterval: {field}={value!r} is no date; write '2013-01-01', or a time with its offset"
-            ) from None
+            raise BadSpecError(f"{field}={value!r} is no date; write '2013-01-01', or a time with its offset") from None
     if value is not None and not isinstance(value, date):
-        raise BadSpecError(f"EachInterval: {field}={value!r} is no date; write '2013-01-01', or a time with its offset")
+        raise BadSpecError(f"{field}={value!r} is no date; write '2013-01-01', or a time with its offset")
     if isinstance(value, datetime) and value.utcoffset() is None:
-        raise BadSpecError(f"EachInterval: {field}={value.isoformat()} has no zone; write a date, or add the offset")
+        raise BadSpecError(f"{field}={value.isoformat()} has no zone; write a date, or add the offset")
     return value
 
 
-def _in_zone(value: datetime | date | None, zone: ZoneInfo) -> datetime | None:
+def _in_zone(value: datetime | date | None, zone: ZoneInfo, field: str) -> datetime | None:
     if value is None:
         return None
-    if not isinstance(value, datetime):
-        value = datetime.combine(value, time(), zone)
-    return value.astimezone(timezone.utc)
+    try:
+        local = value if isinstance(value, datetime) else datetime.combine(value, time(), zone)
+        return local.astimezone(timezone.utc)
+    except OverflowError:
+        raise BadSpecError(f"{field}={value.isoformat()} is outside of what can be counted; write another") from None

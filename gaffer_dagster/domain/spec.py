@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds, Limits, limits
-from gaffer_dagster.domain.due import Due, EachInterval, Intervals, NewRows, Window
+from gaffer_dagster.domain.due import Due, EachInterval, Elapsed, Intervals, NewRows, Stretches, Window
 from gaffer_dagster.domain.duration import as_duration, show_duration
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.errors import BadInputError, BadSpecError
@@ -22,7 +22,7 @@ from gaffer_dagster.errors import BadInputError, BadSpecError
 _NAME = re.compile(r"[a-z0-9][a-z0-9_./-]{0,127}", re.ASCII)
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
-    "due": (NewRows, EachInterval),
+    "due": (NewRows, EachInterval, Elapsed),
     "schedule": (Schedule, type(None)),
     "bounds": (Bounds,),
     "alerts": (Alerts,),
@@ -64,7 +64,7 @@ class JobSpec:
         if self.schedule is not None:
             object.__setattr__(self, "schedule", self.schedule.resolved(self.name))
         _ = self.limits
-        if isinstance(self.due, EachInterval):
+        if isinstance(self.due, (EachInterval, Elapsed)):
             _ = self.intervals
 
     @property
@@ -88,16 +88,19 @@ class JobSpec:
         return self.max_late if isinstance(self.max_late, timedelta) else None
 
     @cached_property
-    def intervals(self) -> Intervals:
-        if not isinstance(self.due, EachInterval):
-            raise TypeError(f"job {self.name!r} is not due by intervals")
-        return Intervals.of(self.due, self.schedule, self.name)
+    def intervals(self) -> Intervals | Stretches:
+        if isinstance(self.due, EachInterval):
+            return Intervals.of(self.due, self.schedule, self.name)
+        if isinstance(self.due, Elapsed):
+            return Stretches.of(self.due, self.schedule, self.name)
+        raise TypeError(f"job {self.name!r} is not due by intervals")
 
     def interval_of(self, at: datetime) -> Window:
         """The interval that a time is in. Raises `BadInputError` where the job has none, or none there."""
-        if not isinstance(self.due, EachInterval):
+        intervals = self.intervals if isinstance(self.due, EachInterval) else None
+        if not isinstance(intervals, Intervals):
             raise BadInputError(f"job {self.name!r} is not due by intervals (EachInterval), so none can be done again")
-        grid, start, until = self.intervals.grid, self.intervals.start, self.intervals.until
+        grid, start, until = intervals.grid, intervals.start, intervals.until
         since = grid.latest(at)
         if since is None or (start is not None and since < start) or (until is not None and until <= since):
             raise BadInputError(
@@ -165,7 +168,9 @@ def _code(code: CodeType, doc: str | None = None) -> Iterator[str]:
         if isinstance(constant, CodeType):
             yield from _code(constant)
         elif constant != doc:
-            yield repr(sorted(map(repr, cast("frozenset[object]", constant))) if isinstance(constant, frozenset) else constant)
+            # The order within a set differs from process to process.
+            is_set = isinstance(constant, frozenset)
+            yield repr(sorted(map(repr, cast("frozenset[object]", constant))) if is_set else constant)
 
 
 def _content(cell: Any) -> Any:

@@ -65,7 +65,10 @@ class Batch:
     def key(self) -> str:
         """Names this batch, the same in every attempt. Only where the bounds of a batch repeat."""
         if self._page.key is None:
-            raise BadInputError("the bounds of this batch need not repeat after a failure; use batch.key_for(row)")
+            raise BadInputError(
+                "the bounds of this batch need not repeat after a failure; use batch.key_for(row), or give "
+                "Elapsed a slice"
+            )
         return self._page.key
 
     def key_for(self, row: Mapping[str, Any]) -> str:

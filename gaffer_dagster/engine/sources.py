@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from typing_extensions import assert_never
 
-from gaffer_dagster.domain.due import EachInterval, NewRows, Window
+from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows, Window
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.watermark import Position, RowPosition, TimePosition
 from gaffer_dagster.errors import ForeignWatermarkError
@@ -67,8 +67,8 @@ def source_of(spec: JobSpec, first_seen_at: datetime) -> Source:
     due = spec.due
     if isinstance(due, NewRows):
         return _NewRowsSource(spec.name, due)
-    if isinstance(due, EachInterval):
-        return _IntervalSource(spec, first_seen_at)
+    if isinstance(due, (EachInterval, Elapsed)):
+        return _TimeSource(spec, first_seen_at)
     assert_never(due)
 
 
@@ -117,7 +117,9 @@ class _NewRowsSource:
         return f"{self._job}/{row[self._due.key]}"
 
 
-class _IntervalSource:
+class _TimeSource:
+    """Of both kinds that are due by time; `spec.intervals` is what they differ in."""
+
     cluster: str | None = None
     _bound: datetime
     _mark: str
@@ -141,10 +143,10 @@ class _IntervalSource:
             return None
         unsettled = window.until + self._intervals.settle - horizon.now(connection)
         if unsettled > timedelta():
-            return Wait(unsettled, f"the interval that ended at {window.until.isoformat()} settles")
+            return Wait(unsettled, f"the time up to {window.until.isoformat()} settles")
         if not horizon.is_behind(connection, self._mark):
             return Wait(timedelta(), f"a transaction from before is still open: {horizon.holder(connection)}")
-        key = f"{self._job}/{window.since.isoformat()}/{window.until.isoformat()}"
+        key = f"{self._job}/{window.since.isoformat()}/{window.until.isoformat()}" if self._intervals.repeat else None
         return Page(TimePosition(window.until).as_json(), 1, window=window, key=key)
 
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
@@ -154,7 +156,8 @@ class _IntervalSource:
         return None  # a run waits for it, and says so
 
     def key_for(self, row: dict[str, Any]) -> str:
-        raise LookupError(f"the batches of job {self._job!r} have no rows of their own; use batch.key")
+        cure = "use batch.key" if self._intervals.repeat else "give Elapsed a slice, whose batches have a batch.key"
+        raise LookupError(f"the batches of job {self._job!r} have no rows of their own; {cure}")
 
     def _since(self, position: Position | None) -> datetime:
         done = TimePosition.read(position)

@@ -41,7 +41,10 @@ def acquire(
     despite_pause: bool,
     refusal: str | None,
 ) -> Grant:
-    """Takes the lease, or says why not (and skips the ticks up to `tick` where that is what it means). The same call with the same `lease_id` gives the same answer."""
+    """Takes the lease, or says why not (and skips the ticks up to `tick`, where that is what it means).
+
+    The same call with the same `lease_id` gives the same answer.
+    """
     with connection.cursor(row_factory=class_row(Grant)) as cursor, db.refusals():
         cursor.execute(
             db.BEGIN + "set local statement_timeout = '15s';"  # noqa: S608 — literals

@@ -12,7 +12,7 @@ import pytest
 
 from gaffer_dagster.domain.bounds import Bounds
 from gaffer_dagster.domain.due import EachInterval
-from gaffer_dagster.domain.run import Outcome, RunRecord
+from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.batch import Batch
@@ -20,6 +20,7 @@ from gaffer_dagster.errors import BadInputError, BadSpecError
 from gaffer_dagster.testing import Clock
 from tests.support import jobs, protocol
 from tests.support.protocol import Actor, until
+from tests.support.windows import Windows
 
 NEW_YORK = ZoneInfo("America/New_York")
 NINE = datetime(2027, 3, 1, 9, tzinfo=timezone.utc)
@@ -28,32 +29,6 @@ HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 def hourly(*, start: Any = NINE, timeout: str = "5m", **due: Any) -> JobSpec:
     return JobSpec("hourly", EachInterval(start=start, **due), Schedule("0 * * * *"), Bounds(timeout=timeout))
-
-
-class Windows:
-    """The windows that runs of a job are handed, in order, kept in the database as they commit."""
-
-    def __init__(self, url: str, clock: Clock | None = None) -> None:
-        self.url, self.clock = url, clock
-        jobs.execute(
-            url, "create table windows (n int generated always as identity, since timestamptz, until timestamptz)"
-        )
-
-    def take(self, batch: Batch) -> None:
-        batch.insert("windows", [{"since": batch.window.since, "until": batch.window.until}])
-
-    def run(self, job: JobSpec, *, at: datetime | None = None, work: Any = None) -> RunRecord:
-        if self.clock is None:
-            return jobs.run(job, self.url, work or self.take)
-        if at is not None:
-            self.clock.set(at)
-        return jobs.run(job, self.url, work or self.take, worker_clock=self.clock.now)
-
-    def taken(self) -> list[tuple[datetime, datetime]]:
-        return jobs.query(self.url, "select since, until from windows order by n")
-
-    def begins(self) -> list[datetime]:
-        return [since for since, _ in self.taken()]
 
 
 @pytest.fixture

@@ -109,7 +109,10 @@ def test_a_take_over_that_commits_while_it_waits_has_won(url: str, connection: d
     held, lease_id = acquire(connection, SPEC).lease, uuid4()
     expire(url)
     with psycopg.connect(url) as other:
-        taken = "select (gaffer.acquire(%s, 0, %s, 'x', '1m', '5m', 'manual', null, null, null, '', null, '0', null, null, false, null)).fence"
+        taken = (
+            "select (gaffer.acquire(%s, 0, %s, 'x', '1m', '5m', 'manual', null, null, null, '', null, '0', null, null,"
+            " false, null)).fence"
+        )
         assert other.execute(taken, [SPEC.name, lease_id]).fetchone() == (2,)
 
         def asked() -> Grant:

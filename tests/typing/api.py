@@ -41,11 +41,23 @@ def with_window(batch: gd.Batch) -> dict[str, object]:
     return {"days": 1}
 
 
+@gd.gaffer_asset(due=gd.Elapsed(settle=timedelta(minutes=5), start="2024-01-01"), schedule=gd.Schedule("@hourly"))
+def with_all_the_time(batch: gd.Batch) -> None:
+    assert_type(batch.window.until - batch.window.since, timedelta)
+
+
+@gd.gaffer_asset(due=gd.Elapsed("15m"), schedule=gd.Schedule("@hourly"))
+def with_slices(batch: gd.Batch) -> None:
+    assert_type(batch.key, str)
+
+
 assert_type(with_rows, dg.AssetsDefinition)
 
 defs: dg.Definitions = gd.build_definitions(
     with_rows,
     with_window,
+    with_all_the_time,
+    with_slices,
     resources={
         "gaffer": gd.GafferResource(dsn=dg.EnvVar("GAFFER_DATABASE_URL")),
         "crm": gd.GafferResource(dsn=dg.EnvVar("CRM_DATABASE_URL")),

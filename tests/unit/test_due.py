@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
-from gaffer_dagster.domain.due import EachInterval, Intervals, NewRows, Window
+from gaffer_dagster.domain.due import EachInterval, Elapsed, Intervals, NewRows, Stretches, Window
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.errors import BadSpecError
 
@@ -114,6 +115,92 @@ def test_bounds_off_the_grid_are_refused_naming_the_next() -> None:
         intervals(schedule=None)
 
 
+def elapsed(length: str | None = None, schedule: Schedule | None = NEW_YORK, **given: Any) -> Stretches:
+    return Stretches.of(Elapsed(length, **given), schedule, "a")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"slice": "soon"}, "slice='soon'"),
+        ({"slice": "0s"}, "slice='0s'"),
+        ({"slice": "999ms"}, "slice='999ms' is shorter than 1s"),
+        ({"slice": timedelta(milliseconds=999, microseconds=999)}, "is shorter than 1s"),
+        ({"settle": "0s"}, "settle='0s'"),
+        ({"start": "soon"}, "Elapsed: start='soon'"),
+        ({"start": datetime(2013, 1, 1)}, "has no zone"),  # noqa: DTZ001
+    ],
+)
+def test_elapsed_that_cannot_be_meant_is_refused_by_name(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadSpecError) as raised:
+        Elapsed(**given)
+    assert named in str(raised.value)
+
+
+def test_elapsed_without_a_schedule_is_refused_with_the_cure() -> None:
+    with pytest.raises(BadSpecError, match=r"job 'a': Elapsed needs a schedule.*give schedule="):
+        elapsed(schedule=None)
+
+
+def test_a_start_that_no_zone_can_hold_is_refused_by_name() -> None:
+    berlin = Schedule("0 6 * * *", "Europe/Berlin")
+    with pytest.raises(BadSpecError, match="Elapsed: start=0001-01-01"):
+        elapsed(start="0001-01-01", schedule=berlin)
+    with pytest.raises(BadSpecError, match="EachInterval: start=0001-01-01"):
+        intervals(schedule=berlin, start="0001-01-01")
+
+
+def test_elapsed_begins_at_its_start_on_no_grid_or_in_the_minute_it_was_seen() -> None:
+    seen = datetime(2013, 1, 1, 12, 34, 56, 789, tzinfo=UTC)
+    assert elapsed().first(seen) == datetime(2013, 1, 1, 12, 34, tzinfo=UTC)
+    assert elapsed(start="2013-01-01").first(seen) == datetime(2013, 1, 1, 5, tzinfo=UTC)
+    assert elapsed(start="2013-01-01T00:00:07-05:00").first(seen) == datetime(2013, 1, 1, 5, 0, 7, tzinfo=UTC)
+
+
+def test_elapsed_is_due_up_to_the_newest_tick() -> None:
+    tick, instant = datetime(2013, 1, 3, 11, tzinfo=UTC), timedelta(microseconds=1)
+    since = tick - timedelta(hours=50)
+    for at in (tick, tick + timedelta(hours=24) - instant):
+        assert elapsed().after(since, at) == Window(since, tick)
+        assert elapsed().left(since, at) == 1
+        assert elapsed("20h").after(since, at) == Window(since, since + timedelta(hours=20))
+        assert elapsed("20h").left(since, at) == 2
+    for one in (elapsed(), elapsed("20h")):
+        for later in (tick, tick + instant, tick + timedelta(days=400)):  # also a clock that was set back
+            assert one.after(later, tick) is None
+            assert one.left(later, tick) == 0
+    assert elapsed("50h").after(since, tick) == Window(since, tick)
+    assert elapsed("51h").after(since, tick) is None
+    assert elapsed("999999999d").after(since, tick) is None
+
+
+def test_only_bounds_that_are_the_same_in_every_attempt_repeat() -> None:
+    assert (intervals().repeat, elapsed("1h").repeat, elapsed().repeat) == (True, True, False)
+
+
+def test_slices_are_whole_and_in_order_up_to_the_newest_tick() -> None:
+    seed = 2027
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    for _ in range(200):
+        length = timedelta(seconds=dice.randint(1800, 200_000))
+        schedule = Schedule(dice.choice(["*/7 * * * *", "0 6 * * 1"]))
+        one = elapsed(f"{length // timedelta(seconds=1)}s", schedule)
+        since = begin = datetime(2027, 3, 1, tzinfo=UTC) + timedelta(seconds=dice.randint(0, 10**6))
+        bound = begin + timedelta(seconds=dice.randint(-(10**6), 10**6))
+        left = one.left(since, bound)
+        tick = one.grid.latest(bound)
+        assert tick is not None
+        for number in range(left):
+            window = one.after(since, bound)
+            assert window == Window(begin + number * length, begin + (number + 1) * length)
+            since = window.until
+            assert one.left(since, bound) == left - number - 1
+        assert one.after(since, bound) is None
+        assert tick < since + length
+        assert since == begin or since <= tick
+
+
 @pytest.mark.parametrize(
     ("call", "named"),
     [
@@ -126,6 +213,9 @@ def test_bounds_off_the_grid_are_refused_naming_the_next() -> None:
         (lambda: EachInterval(start=1), "start"),  # pyright: ignore
         (lambda: EachInterval(until=1.5), "until"),  # pyright: ignore
         (lambda: EachInterval(cron=1), "cron"),  # pyright: ignore
+        (lambda: Elapsed(1), "Elapsed: slice=1"),  # pyright: ignore
+        (lambda: Elapsed(0), "Elapsed: slice=0"),  # pyright: ignore
+        (lambda: Elapsed(start=1), "Elapsed: start"),  # pyright: ignore
     ],
 )
 def test_a_value_of_another_type_is_refused_by_its_field(call: Any, named: str) -> None:

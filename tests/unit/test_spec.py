@@ -12,7 +12,7 @@ import pytest
 
 from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds
-from gaffer_dagster.domain.due import EachInterval, NewRows
+from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.errors import BadSpecError
@@ -66,6 +66,11 @@ def test_the_hash_changes_with_whatever_changes_the_job() -> None:
         spec(due=NewRows("flights", "id", where="id > 7")),
         spec(due=NewRows("flights", "key")),
         spec(due=EachInterval("@daily")),
+        spec(due=Elapsed()),
+        spec(due=Elapsed("1h")),
+        spec(due=Elapsed("2h")),
+        spec(due=Elapsed(settle="7m")),
+        spec(due=Elapsed(start="2013-01-01")),
         spec(schedule=None),
         spec(schedule=Schedule("0 7 * * *", "Europe/Berlin")),
         spec(schedule=Schedule("0 6 * * *", "Europe/Paris")),
@@ -93,8 +98,18 @@ def test_the_hash_is_the_same_in_every_process() -> None:
 
 
 def test_the_whole_spec_is_plain_json() -> None:
-    for each in (spec(), spec(due=EachInterval("@daily", start="2013-01-01", until="2014-01-01")), spec(schedule=None)):
+    days = EachInterval("@daily", start="2013-01-01", until="2014-01-01")
+    hours = Elapsed("1h", settle="5m", start=datetime(2013, 1, 1, tzinfo=timezone.utc))
+    for each in (spec(), spec(due=days), spec(due=hours), spec(due=Elapsed()), spec(schedule=None)):
         assert json.loads(json.dumps(each.as_json())) == each.as_json()
+
+
+def test_elapsed_goes_by_the_jobs_own_ticks_and_needs_them() -> None:
+    one = spec(due=Elapsed(), schedule=Schedule("H H * * *", "Europe/Berlin"))
+    assert one.intervals.grid == one.schedule
+    assert not one.intervals.grid.uses_hash
+    with pytest.raises(BadSpecError, match=r"job 'a': Elapsed needs a schedule"):
+        spec(due=Elapsed("1h"), schedule=None)
 
 
 @pytest.mark.parametrize("failures", [0, -1, 1.0, True, "3"])
