@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gaffer_dagster.domain.schedule import Schedule
     from gaffer_dagster.domain.spec import JobSpec
     from gaffer_dagster.engine.batch import Batch
-    from gaffer_dagster.errors import GafferError
+    from gaffer_dagster.errors import GafferError, GafferWarning
 
 __version__ = "0.1.0"
 
@@ -30,6 +30,7 @@ __all__ = [
     "EachInterval",
     "GafferError",
     "GafferResource",
+    "GafferWarning",
     "JobSpec",
     "NewRows",
     "Outcome",
@@ -46,6 +47,7 @@ _HOMES = {
     "EachInterval": "domain.due",
     "GafferError": "errors",
     "GafferResource": "adapter.resource",
+    "GafferWarning": "errors",
     "JobSpec": "domain.spec",
     "NewRows": "domain.due",
     "Outcome": "domain.run",
