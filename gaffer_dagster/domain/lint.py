@@ -49,16 +49,17 @@ def lint(schedule: Schedule, now: datetime, *, job: str | None = None, timeout: 
 
 
 def _fires_a_day(schedule: Schedule) -> str:
-    days = schedule.firing_days()
-    least, most = min(days), max(days)
+    years = schedule.firing_days()
+    counts = {count for year in years for count in year}
+    least, most = min(counts), max(counts)
     times = {1: "once", 2: "twice"}.get(most, f"{most:,} times") if least == most else f"{least:,} to {most:,} times"
-    count = sum(days.values())
-    if count == 28 * 365 + 7:
+    days = [sum(year.values()) for year in years]
+    if min(days) >= 365:
         return f"{times} a day"
-    if count < 28:
-        return f"{times} a day, on {count} days in 28 years"
-    about = "" if count % 28 == 0 else "about "
-    return f"{times} a day, on {about}{_counted(round(count / 28), 'day')} a year"
+    if min(days) == 0:
+        return f"{times} a day, on {_counted(sum(days), 'day')} in {len(days)} years"
+    about = "" if min(days) == max(days) else "about "
+    return f"{times} a day, on {about}{_counted(round(sum(days) / len(days)), 'day')} a year"
 
 
 def _counted(count: int, noun: str) -> str:

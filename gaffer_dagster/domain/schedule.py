@@ -163,15 +163,17 @@ class Schedule:
         self._check_resolved()
         return _intervals(self.lines)[1]
 
-    def firing_days(self) -> Counter[int]:
-        """How many days fire how many times, on the wall clock, in the 28 years after which the calendar repeats."""
+    def firing_days(self) -> list[Counter[int]]:
+        """How many days of a year fire how many times, on the wall clock, for 28 years: then the calendar repeats."""
         self._check_resolved()
-        months = ((year, month) for year in range(2001, 2029) for month in range(1, 13))
-        return Counter(
-            len(minutes)
-            for year, month in months
-            for _, minutes in _month(self.lines, month, *calendar.monthrange(year, month))
-        )
+        return [
+            Counter(
+                len(minutes)
+                for month in range(1, 13)
+                for _, minutes in _month(self.lines, month, *calendar.monthrange(year, month))
+            )
+            for year in range(2001, 2029)
+        ]
 
     def clock_effects(self, after: datetime, until: datetime) -> list[str]:
         """What each setting of the clock in `(after, until]` does to ticks: moved, left out or doubled, with its date.

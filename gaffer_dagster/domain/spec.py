@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds, Limits, limits
@@ -106,3 +107,13 @@ class JobSpec:
         """Names this spec in the history of the job; the same in every process."""
         text = json.dumps(self.as_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def schedule_from_json(stored: Mapping[str, Any] | None) -> Schedule | None:
+    """The schedule of a spec that `as_json` has made. Raises `BadSpecError` where a newer version wrote it otherwise."""
+    if stored is None:
+        return None
+    try:
+        return Schedule(**stored)
+    except TypeError as error:
+        raise BadSpecError(f"schedule {stored!r}: is not known here ({error}); upgrade gaffer_dagster") from None

@@ -40,6 +40,9 @@ def of(cron: str | list[str], zone: str = "America/New_York", **given: Any) -> L
         ("0 0 L * *", "once a day, on 12 days a year"),
         ("@yearly", "once a day, on 1 day a year"),
         ("0 6 29 2 *", "once a day, on 7 days in 28 years"),
+        ("0 6 13-15 3 5", "once a day, on about 7 days a year"),
+        ("0 6 29 2 0", "once a day, on about 4 days a year"),
+        ("0 6 * 2 0#5", "once a day, on 1 day in 28 years"),
         ("*/30 8-9 1 * *", "4 times a day, on 12 days a year"),
     ],
 )
