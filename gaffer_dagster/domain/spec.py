@@ -110,7 +110,7 @@ class JobSpec:
 
 
 def schedule_from_json(stored: Mapping[str, Any] | None) -> Schedule | None:
-    """The schedule of a spec that `as_json` has made. Raises `BadSpecError` where a newer version wrote it otherwise."""
+    """The schedule of a spec as `as_json` gives it. Raises `BadSpecError` for one that a newer version wrote."""
     if stored is None:
         return None
     try:
