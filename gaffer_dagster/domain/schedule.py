@@ -245,7 +245,7 @@ def _stretches(schedule: Schedule, year: int) -> tuple[_Stretch, ...]:
     for since, until in pairwise(sorted({start, end, *changes, *chain.from_iterable(unused)})):
         if not start <= since < end:
             continue
-        offset = _offset(ZoneInfo(schedule.timezone), since)
+        offset = offset_at(ZoneInfo(schedule.timezone), since)
         in_unused = any(begin <= since < finish for begin, finish in unused)
         moved = (
             schedule.missing_hour == "end"
@@ -340,19 +340,19 @@ def _changes(timezone: str, year: int) -> tuple[ClockChange, ...]:
     zone = ZoneInfo(timezone)
     start = datetime(year, 1, 1, tzinfo=_UTC) - 2 * _DAY
     # A look at each day finds all: no zone's clock was set twice in less than six days since 1970.
-    looks = [(day, _offset(zone, day)) for day in (start + number * _DAY for number in range(371))]
+    looks = [(day, offset_at(zone, day)) for day in (start + number * _DAY for number in range(371))]
     changes: list[ClockChange] = []
     for (low, before), (high, after) in pairwise(looks):
         if before != after:
             while high - low > _SECOND:
                 middle = low + (high - low) // (2 * _SECOND) * _SECOND
-                low, high = (middle, high) if _offset(zone, middle) == before else (low, middle)
+                low, high = (middle, high) if offset_at(zone, middle) == before else (low, middle)
             changes.append(ClockChange(high, before, after))
     return tuple(changes)
 
 
-def _offset(zone: ZoneInfo, instant: datetime) -> timedelta:
-    """The one place where offsets come from."""
+def offset_at(zone: ZoneInfo, instant: datetime) -> timedelta:
+    """What a clock there is ahead of UTC. The one place where offsets come from."""
     return instant.astimezone(zone).utcoffset() or timedelta(0)
 
 
