@@ -70,7 +70,7 @@ def _round_starts(schedule: Schedule, job: str | None) -> Iterator[str]:
     """Where minute 0 was written, and the job's own would be another."""
     for cron in schedule.crons:
         minute, rest = cron.split(" ", 1)
-        if minute == "0" and (job is None or parse(f"H {rest}", job).text != cron):
+        if set(minute) == {"0"} and (job is None or parse(f"H {rest}", job).text != cron):
             yield (
                 f"cron {cron!r}: starts at minute 0, as many jobs do; where the minute does not matter write "
                 f"'H {rest}', a minute made from the job's name"

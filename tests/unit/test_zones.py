@@ -59,9 +59,8 @@ def test_a_fingerprint_tells_zones_apart_and_not_their_names() -> None:
 def test_it_is_the_same_in_every_process() -> None:
     code = "from gaffer_dagster.engine.zone_data import zone_data; print(zone_data('Europe/Berlin'))"
     for seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONHASHSEED": seed}
-        )
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
         assert done.stdout.strip() == zone_data("Europe/Berlin"), done.stderr
 
 
