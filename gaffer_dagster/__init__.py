@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gaffer_dagster.domain.schedule import Schedule
     from gaffer_dagster.domain.spec import JobSpec
     from gaffer_dagster.engine.batch import Batch
-    from gaffer_dagster.errors import GafferError
+    from gaffer_dagster.errors import GafferError, GafferWarning
 
 __version__ = "0.1.0"
 
@@ -31,6 +31,7 @@ __all__ = [
     "Elapsed",
     "GafferError",
     "GafferResource",
+    "GafferWarning",
     "JobSpec",
     "NewRows",
     "Outcome",
@@ -48,6 +49,7 @@ _HOMES = {
     "Elapsed": "domain.due",
     "GafferError": "errors",
     "GafferResource": "adapter.resource",
+    "GafferWarning": "errors",
     "JobSpec": "domain.spec",
     "NewRows": "domain.due",
     "Outcome": "domain.run",

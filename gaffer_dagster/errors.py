@@ -1,4 +1,4 @@
-"""Every error that the package raises on purpose.
+"""Every error that the package raises on purpose, and the one kind of warning.
 
 Each message says what happened, names the job, field or value, and ends with the cure. Expected outcomes
 (busy, paused, nothing due) are values, not errors; see `gaffer_dagster.domain.run.Outcome`.
@@ -9,6 +9,10 @@ from __future__ import annotations
 
 class GafferError(Exception):
     """Whatever the package refuses, or cannot do."""
+
+
+class GafferWarning(UserWarning):
+    """A definition that can be meant as written, and perhaps is not. Raised as an error if `warnings` is told to."""
 
 
 class BadSpecError(GafferError, ValueError):

@@ -8,9 +8,10 @@ run that it has already called failed.
 # No postponed annotations here: Dagster reads those of the function below as objects.
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,10 +22,11 @@ from gaffer_dagster.adapter.resource import GafferResource
 from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds
 from gaffer_dagster.domain.due import Due
+from gaffer_dagster.domain.lint import lint
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec, work_hash
 from gaffer_dagster.engine.run import Work
-from gaffer_dagster.errors import BadSpecError
+from gaffer_dagster.errors import BadSpecError, GafferWarning
 from gaffer_dagster.store.jobs import Registration
 
 POOL = "gaffer/{job}"
@@ -93,7 +95,8 @@ def gaffer_asset(
     `schedule`: when to wake; without one the asset runs only when asked to. `due`, `bounds`, `alerts`: see the classes.
     `max_late`: a tick found later than this is skipped and recorded (off: it is made up for); see `JobSpec`.
     `database`: the key of the `GafferResource` to use. The job's name is the asset's key, joined by `/`; it is the
-    identity of its watermark. Everything else is `dg.asset`'s. Raises `BadSpecError` for what cannot be meant.
+    identity of its watermark. Everything else is `dg.asset`'s. Raises `BadSpecError` for what cannot be meant, and
+    warns (`GafferWarning`) of a schedule that is perhaps not meant so.
     """
 
     def make(work: Work) -> dg.AssetsDefinition:
@@ -111,6 +114,10 @@ def gaffer_asset(
             exclusion,
             max_late,
         )
+        if schedule is not None:
+            said = lint(schedule, datetime.now(timezone.utc), job=spec.name, timeout=spec.limits.timeout)
+            for warning in said.warnings:
+                warnings.warn(f"job {spec.name!r}: {warning}", GafferWarning, stacklevel=2)
         job = GafferJob(spec, work, database, description or getattr(work, "__doc__", None))
 
         @dg.asset(

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from gaffer_dagster import database
 from gaffer_dagster.domain.duration import show_duration
-from gaffer_dagster.domain.run import JobRecord, RunRecord
-from gaffer_dagster.errors import UnknownJobError
+from gaffer_dagster.domain.job import JobRecord
+from gaffer_dagster.domain.run import RunRecord
 from gaffer_dagster.store import db, jobs, migrate
 from gaffer_dagster.store import runs as store_runs
 
@@ -27,9 +27,7 @@ def status(job: str | None, as_json: bool) -> None:
     """Each job: how it went, what is left, when it is due next, and who holds its lease."""
     with db.connect(database.from_environment(), application_name="gaffer:status") as connection:
         migrate.verify(connection)
-        found = jobs.status(connection, job)
-    if job is not None and not found:
-        raise UnknownJobError(f"no job {job!r} is known to this database; a job is registered by its first run")
+        found = jobs.status(connection) if job is None else [jobs.get(connection, job)]
     if as_json:
         print_json(found)
     elif not found:
@@ -46,8 +44,8 @@ def runs(job: str | None, limit: int, as_json: bool) -> None:
     """The newest runs first, of JOB or of all jobs."""
     with db.connect(database.from_environment(), application_name="gaffer:runs") as connection:
         migrate.verify(connection)
-        if job is not None and not jobs.status(connection, job):
-            raise UnknownJobError(f"no job {job!r} is known to this database; see: gaffer status")
+        if job is not None:
+            jobs.get(connection, job)
         found = store_runs.history(connection, job, limit)
     if as_json:
         print_json(found)
@@ -74,7 +72,7 @@ def print_jobs(records: Sequence[JobRecord]) -> None:
             "paused" if record.paused_at else show_time(record.next_due_at),
             record.owner or "-",
         )
-    _print(table)
+    print_table(table)
 
 
 def print_runs(records: Sequence[RunRecord]) -> None:
@@ -93,14 +91,14 @@ def print_runs(records: Sequence[RunRecord]) -> None:
             "-" if record.fence is None else str(record.fence),
             f"{record.error} ({record.sqlstate})" if record.error and record.sqlstate else record.error or "",
         )
-    _print(table)
+    print_table(table)
 
 
 def show_time(time: datetime | None) -> str:
     return "-" if time is None else f"{time:%Y-%m-%d %H:%M:%SZ}"
 
 
-def _print(table: Table) -> None:
+def print_table(table: Table) -> None:
     terminal = Console()
     # Where nobody looks at it as it comes, a row is a line, whatever the width of the window.
     (terminal if terminal.is_terminal else Console(width=250)).print(table)

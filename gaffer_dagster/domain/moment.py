@@ -15,8 +15,11 @@ def as_moment(text: str, field: str, zone: str = "UTC") -> datetime:
         moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
         if moment.utcoffset() is None:
             moment = moment.replace(tzinfo=ZoneInfo(zone))
-        return moment.astimezone(timezone.utc)
+        moment = moment.astimezone(timezone.utc)
     except (ValueError, OverflowError):
         raise BadInputError(
             f"{field} {text!r} is no time; write it like 2027-03-01, 2027-03-01T06:00 or 2027-03-01T06:00+01:00"
         ) from None
+    if not 1970 <= moment.year <= 9000:
+        raise BadInputError(f"{field} {text!r} is in no year from 1970 to 9000; give a time within")
+    return moment

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any
 
 from gaffer_dagster.domain.watermark import Position
 
@@ -86,33 +84,3 @@ class RunRecord:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "outcome", Outcome(self.outcome))  # the database has it as text
-
-
-@dataclass(frozen=True)
-class JobRecord:
-    """A row of `gaffer.job` with the live lease beside it, as it was at `seen_at` of the database's clock."""
-
-    name: str
-    spec: Mapping[str, Any]
-    seen_at: datetime
-    first_seen_at: datetime
-    paused_at: datetime | None
-    paused_until: datetime | None
-    paused_by: str | None
-    pause_reason: str | None
-    covered_until: datetime | None
-    last_success_at: datetime | None
-    last_success_tick: datetime | None
-    consecutive_failures: int
-    next_due_at: datetime | None
-    follow_up_at: datetime | None
-    fence: int
-    owner: str | None
-    lease_until: datetime | None
-    last_outcome: Outcome | None
-    backlog: int | None
-    watermark: Position | None
-
-    def __post_init__(self) -> None:
-        if self.last_outcome is not None:
-            object.__setattr__(self, "last_outcome", Outcome(self.last_outcome))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import calendar
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta, timezone
@@ -162,6 +163,27 @@ class Schedule:
         self._check_resolved()
         return _intervals(self.lines)[1]
 
+    def firing_days(self) -> list[Counter[int]]:
+        """How many days of a year fire how many times, on the wall clock, for 28 years: then the calendar repeats."""
+        self._check_resolved()
+        return [
+            Counter(
+                len(minutes)
+                for month in range(1, 13)
+                for _, minutes in _month(self.lines, month, *calendar.monthrange(year, month))
+            )
+            for year in range(2001, 2029)
+        ]
+
+    def clock_effects(self, after: datetime, until: datetime) -> list[str]:
+        """What each setting of the clock in `(after, until]` does to ticks: moved, left out or doubled, with its date.
+
+        It looks only around the changes: a schedule of each minute costs no more than a daily one.
+        """
+        self._check_resolved()
+        changes = clock_changes(self.timezone, after, until)
+        return [effect for change in changes for effect in _effects(self, change)]
+
     def _runs(self, start: datetime, end: datetime, step: Literal[1, -1] = 1) -> Iterator[_Run]:
         self._check_resolved()
         return _walk(self, start, end, step)
@@ -223,7 +245,7 @@ def _stretches(schedule: Schedule, year: int) -> tuple[_Stretch, ...]:
     for since, until in pairwise(sorted({start, end, *changes, *chain.from_iterable(unused)})):
         if not start <= since < end:
             continue
-        offset = _offset(ZoneInfo(schedule.timezone), since)
+        offset = offset_at(ZoneInfo(schedule.timezone), since)
         in_unused = any(begin <= since < finish for begin, finish in unused)
         moved = (
             schedule.missing_hour == "end"
@@ -318,19 +340,19 @@ def _changes(timezone: str, year: int) -> tuple[ClockChange, ...]:
     zone = ZoneInfo(timezone)
     start = datetime(year, 1, 1, tzinfo=_UTC) - 2 * _DAY
     # A look at each day finds all: no zone's clock was set twice in less than six days since 1970.
-    looks = [(day, _offset(zone, day)) for day in (start + number * _DAY for number in range(371))]
+    looks = [(day, offset_at(zone, day)) for day in (start + number * _DAY for number in range(371))]
     changes: list[ClockChange] = []
     for (low, before), (high, after) in pairwise(looks):
         if before != after:
             while high - low > _SECOND:
                 middle = low + (high - low) // (2 * _SECOND) * _SECOND
-                low, high = (middle, high) if _offset(zone, middle) == before else (low, middle)
+                low, high = (middle, high) if offset_at(zone, middle) == before else (low, middle)
             changes.append(ClockChange(high, before, after))
     return tuple(changes)
 
 
-def _offset(zone: ZoneInfo, instant: datetime) -> timedelta:
-    """The one place where offsets come from."""
+def offset_at(zone: ZoneInfo, instant: datetime) -> timedelta:
+    """What a clock there is ahead of UTC. The one place where offsets come from."""
     return instant.astimezone(zone).utcoffset() or timedelta(0)
 
 
@@ -338,25 +360,53 @@ def _wall(instant: datetime, offset: timedelta) -> datetime:
     return (instant + offset).replace(tzinfo=None)
 
 
+def _effects(schedule: Schedule, change: ClockChange) -> Iterator[str]:
+    """What a change of the clock does to ticks."""
+    for day in _missing_dates(schedule.lines, change):
+        yield f"{day:%Y-%m-%d} does not exist and has no tick"
+    missing = _missing_times(schedule.lines, change)
+    if missing:
+        moved = f"moved to {_wall(change.at, change.after):%H:%M}"
+        yield _missing_note(change, missing, moved if schedule.missing_hour == "end" else "left out")
+    begin, finish = _wall(change.at, change.after), _wall(change.at, change.before)
+    times = [day + minute * _MINUTE for day, minutes in _days(schedule.lines, begin, finish, 1) for minute in minutes]
+    every_hour = tuple(line for line in schedule.lines if line.every_hour)
+    twice = [time for time in times if _fires_at(every_hour, time)]
+    once = [time for time in times if time not in twice]
+    if once:
+        yield f"{_first(once)} comes twice: only the {schedule.repeated_hour} fires; {_clock(change)}"
+    if twice:
+        yield f"{_first(twice)} comes twice: each time fires; {_clock(change)}"
+
+
 def _notes(schedule: Schedule, before: datetime, tick: datetime) -> Iterator[str]:
     """What the clock did to `tick`, or to ticks between it and the one before."""
     every_hour = tuple(line for line in schedule.lines if line.every_hour)
     for change in clock_changes(schedule.timezone, before - 2 * _DAY, tick + 2 * _DAY):
-        old, new = _wall(change.at, change.before), _wall(change.at, change.after)
-        clock = f"the clock goes from {old:%H:%M} to {new:%H:%M}"
-        if old < new and before < change.at <= tick:
+        if change.before < change.after and before < change.at <= tick:
             for day in _missing_dates(schedule.lines, change):
                 yield f"{day:%Y-%m-%d} does not exist here and has no tick"
             times = _missing_times(schedule.lines, change)
             if times:
-                what = f"{times[0]:%Y-%m-%d %H:%M}" + (f" (and {len(times) - 1} more)" if times[1:] else "")
-                yield f"{what} does not exist: {'moved here' if change.at == tick else 'left out'}; {clock}"
-        elif old > new:
+                yield _missing_note(change, times, "moved here" if change.at == tick else "left out")
+        elif change.before > change.after:
             for number, (begin, finish) in enumerate(_passes(change)):
                 if begin <= tick < finish:
                     both = _fires_at(every_hour, _wall(tick, change.before if number == 0 else change.after))
                     what = "each time fires, this is" if both else "only this one fires,"
-                    yield f"comes twice: {what} the {('first', 'second')[number]}; {clock}"
+                    yield f"comes twice: {what} the {('first', 'second')[number]}; {_clock(change)}"
+
+
+def _missing_note(change: ClockChange, times: Sequence[datetime], fate: str) -> str:
+    return f"{_first(times)} does not exist: {fate}; {_clock(change)}"
+
+
+def _first(times: Sequence[datetime]) -> str:
+    return f"{times[0]:%Y-%m-%d %H:%M}" + (f" (and {len(times) - 1} more)" if times[1:] else "")
+
+
+def _clock(change: ClockChange) -> str:
+    return f"the clock goes from {_wall(change.at, change.before):%H:%M} to {_wall(change.at, change.after):%H:%M}"
 
 
 def _bound(name: str, moment: datetime) -> datetime:

@@ -144,10 +144,14 @@ class JobSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def schedule_from_json(spec: Mapping[str, Any]) -> Schedule | None:
-    """The schedule of a spec as `JobSpec.as_json` wrote it."""
-    stored = spec["schedule"]
-    return None if stored is None else Schedule(**stored)
+def schedule_from_json(stored: Mapping[str, Any] | None) -> Schedule | None:
+    """The schedule of a spec as `as_json` gives it. Raises `BadSpecError` for one that a newer version wrote."""
+    if stored is None:
+        return None
+    try:
+        return Schedule(**stored)
+    except TypeError as error:
+        raise BadSpecError(f"schedule {stored!r}: is not known here ({error}); upgrade gaffer_dagster") from None
 
 
 def work_hash(due: Due, work: Callable[..., Any]) -> str | None:

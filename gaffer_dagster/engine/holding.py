@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 from uuid import uuid4
 
+from gaffer_dagster.domain import zones
 from gaffer_dagster.domain.due import Window
 from gaffer_dagster.domain.lease import LARGEST_SKEW, Grant, Lease
 from gaffer_dagster.domain.spec import JobSpec
@@ -23,12 +24,14 @@ from gaffer_dagster.engine.keeper import Keeper, Stop
 from gaffer_dagster.engine.log import Log
 from gaffer_dagster.errors import ClockSkewError, DatabaseUnavailableError, UnknownJobError
 from gaffer_dagster.store import db, horizon, jobs, leases, migrate
+from gaffer_dagster.store import zones as zone_store
 
 Answer = TypeVar("Answer")
 
 _ATTEMPTS = 5
 # A holder that is just ending frees the lease within this; a holder at work is seen at once.
 _BUSY_WAIT = timedelta(seconds=1)
+_ZONE_YEARS = timedelta(days=3 * 365)  # as far ahead as a schedule's lint looks
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ class Holding:
             if schedule is not None:
                 tick, next_tick = schedule.latest(now), schedule.next(now)
             if refusal is None:  # a job that is new would be dated by the wrong clock, and wait for that time
-                self._register(ask_for.registration, next_tick)
+                self._register(ask_for.registration, now, next_tick)
             grant = ask(timedelta())
             return ask() if grant.outcome == "busy" else grant
 
@@ -197,15 +200,18 @@ class Holding:
                 now = horizon.now(self.connection())
         return now
 
-    def _register(self, registration: jobs.Registration, next_tick: datetime | None) -> None:
+    def _register(self, registration: jobs.Registration, now: datetime, next_tick: datetime | None) -> None:
+        """Says so where others have other data of the schedule's zone: their ticks are not ours."""
         before = jobs.register(self.connection(), self._spec, registration, next_tick=next_tick)
-        if before is not None and before != registration.zone_data:
-            self._log.warning(
-                "zone data differ",
-                here=registration.zone_data,
-                before=before,
-                cure="install one version of the tz database for all workers",
-            )
+        cure = "install one version of the tz database wherever jobs run"
+        if before is not None:
+            self._log.warning("zone data differ", here=registration.zone_data, last_worker=before, cure=cure)
+        zone = self._spec.timezone
+        probes = zones.probes(zone, now, now + _ZONE_YEARS) if zone != "UTC" else []
+        found = zone_store.differing(self.connection(), zone, probes) if probes else []
+        if found is None or found:
+            postgres = "does not know the zone" if found is None else f"differs from {found[0].isoformat()} on"
+            self._log.warning("zone data differ", here=registration.zone_data, postgres=postgres, cure=cure)
 
     def supersede(self) -> int:
         """How many batches of this run are committed, once that can no longer change: takes the next fence, which

@@ -19,6 +19,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid4
@@ -34,6 +35,7 @@ from gaffer_dagster.engine.log import Log
 from gaffer_dagster.engine.redo import RedoSource
 from gaffer_dagster.engine.sources import Page, Source, source_of
 from gaffer_dagster.engine.steps import Observer, Station
+from gaffer_dagster.engine.zone_data import zone_data
 from gaffer_dagster.errors import (
     BadInputError,
     BatchEndedError,
@@ -491,7 +493,10 @@ def open_run(
         dagster_run_id=dagster_run_id,
         despite_pause=despite_pause,
         redo=None if redo is None else spec.interval_of(redo),
-        registration=registration or jobs.Registration(),
+        registration=replace(
+            registration or jobs.Registration(),
+            zone_data=None if spec.schedule is None else zone_data(spec.schedule.timezone),
+        ),
     )
     try:
         run.begin(wish, parent, worker_clock)

@@ -42,7 +42,7 @@ def _periods(connection: db.Connection, job: str) -> Iterator[Period]:
             {"job": job},
         ).fetchall()
     for row in rows:
-        yield Period(row["since"], schedule_from_json(row["spec"]))
+        yield Period(row["since"], schedule_from_json(row["spec"]["schedule"]))
 
 
 def _pauses(connection: db.Connection, job: str) -> Iterator[Pause]:

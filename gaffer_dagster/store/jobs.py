@@ -9,8 +9,9 @@ from datetime import datetime
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from gaffer_dagster.domain.run import JobRecord
+from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.spec import JobSpec
+from gaffer_dagster.errors import UnknownJobError
 from gaffer_dagster.store import db
 
 
@@ -64,3 +65,14 @@ def status(connection: db.Connection, job: str | None = None) -> list[JobRecord]
             """,
             {"job": job},
         ).fetchall()
+
+
+def get(connection: db.Connection, job: str) -> JobRecord:
+    """Raises `UnknownJobError`."""
+    found = status(connection, job)
+    if not found:
+        raise UnknownJobError(
+            f"no job {job!r} is known to this database (see: gaffer status); a job is made known by its first run, by "
+            "Dagster's sensor, or by: gaffer register"
+        )
+    return found[0]

@@ -14,7 +14,8 @@ import structlog
 
 from gaffer_dagster.domain.bounds import Bounds
 from gaffer_dagster.domain.due import NewRows
-from gaffer_dagster.domain.run import JobRecord, Outcome, RunRecord
+from gaffer_dagster.domain.job import JobRecord
+from gaffer_dagster.domain.run import Outcome, RunRecord
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.batch import Batch

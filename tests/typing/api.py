@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
@@ -83,3 +84,5 @@ assert_type(gd.Schedule("@hourly").ticks(now, now), Iterator[datetime])
 
 with suppress(gd.GafferError):
     gd.Schedule("61 * * * *")
+
+warnings.simplefilter("error", gd.GafferWarning)

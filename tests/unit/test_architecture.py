@@ -119,7 +119,7 @@ def test_the_public_names_are_there() -> None:
     promised = {
         *("gaffer_asset", "build_definitions", "GafferResource"),
         *("Schedule", "EachInterval", "NewRows", "Bounds", "Alerts", "JobSpec"),
-        *("Batch", "RunRecord", "Outcome", "GafferError"),
+        *("Batch", "RunRecord", "Outcome", "GafferError", "GafferWarning"),
     }
     assert promised <= set(gd.__all__)
     assert set(gd.__all__) <= set(dir(gd))
@@ -133,7 +133,7 @@ def test_every_error_is_one_of_ours() -> None:
     errors = import_module("gaffer_dagster.errors")
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     assert len(kinds) > 10
-    assert all(issubclass(kind, gd.GafferError) for kind in kinds)
+    assert all(issubclass(kind, (gd.GafferError, gd.GafferWarning)) for kind in kinds)
     assert all(kind.__doc__ for kind in kinds)
 
 

@@ -808,8 +808,8 @@ def test_the_usual_mistakes_are_caught_by_the_table(
 
 def test_a_wrong_offset_is_caught_by_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk minute by minute finds a change that is taken an hour too late."""
-    offset = module._offset
-    monkeypatch.setattr(module, "_offset", lambda zone, instant: offset(zone, instant - HOUR))
+    offset = module.offset_at
+    monkeypatch.setattr(module, "offset_at", lambda zone, instant: offset(zone, instant - HOUR))
     module._changes.cache_clear()
     module._stretches.cache_clear()
     try:

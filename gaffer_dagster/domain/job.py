@@ -1,0 +1,70 @@
+"""A job as the database knows it, whether or not its code is at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from gaffer_dagster.domain.alert import Alerts
+from gaffer_dagster.domain.duration import as_duration
+from gaffer_dagster.domain.ledger import Pause, open_tick
+from gaffer_dagster.domain.run import Outcome
+from gaffer_dagster.domain.schedule import Schedule
+from gaffer_dagster.domain.spec import schedule_from_json
+from gaffer_dagster.domain.watermark import Position
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A row of `gaffer.job` with the live lease beside it, as it was at `seen_at` of the database's clock."""
+
+    name: str
+    spec: Mapping[str, Any]
+    seen_at: datetime
+    first_seen_at: datetime
+    paused_at: datetime | None
+    paused_until: datetime | None
+    paused_by: str | None
+    pause_reason: str | None
+    covered_until: datetime | None
+    last_success_at: datetime | None
+    last_success_tick: datetime | None
+    consecutive_failures: int
+    next_due_at: datetime | None
+    follow_up_at: datetime | None
+    fence: int
+    owner: str | None
+    lease_until: datetime | None
+    last_outcome: Outcome | None
+    backlog: int | None
+    watermark: Position | None
+
+    @cached_property
+    def schedule(self) -> Schedule | None:
+        return schedule_from_json(self.spec["schedule"])
+
+    @property
+    def timeout(self) -> timedelta:
+        return as_duration(self.spec["bounds"]["timeout"], f"job {self.name!r}: timeout")
+
+    @property
+    def grace(self) -> timedelta:
+        """How late a success may come after its tick."""
+        return Alerts(self.spec["alerts"]["grace"]).grace_for(self.schedule)
+
+    @property
+    def pause(self) -> Pause | None:
+        """The pause that the job is in, or was in when it ran out."""
+        return None if self.paused_at is None else Pause(self.paused_at, self.paused_until)
+
+    @property
+    def open_tick(self) -> datetime | None:
+        """The earliest tick that is neither covered nor skipped."""
+        return open_tick(self.next_due_at, self.schedule, self.pause)
+
+    def __post_init__(self) -> None:
+        if self.last_outcome is not None:
+            object.__setattr__(self, "last_outcome", Outcome(self.last_outcome))
