@@ -85,13 +85,15 @@ def _is_common(timezone: str, change: ClockChange) -> bool:
 
 def _minutes(schedule: Schedule, now: datetime, changes: Sequence[ClockChange]) -> set[int]:
     """The minutes of the UTC day at which a tick can be: each time of day at each offset that the zone has now or
-    will have, and the ends of gaps to which a tick moves."""
+    will have, and the ends of gaps to which a tick moves. In no zone of today more than twice the times of day, and
+    one."""
     coming = [change for change in changes if change.at > now]
     offset = now.astimezone(ZoneInfo(schedule.timezone)).utcoffset() or timedelta(0)
     offsets = {offset, *(change.after for change in coming)}
     times = {time for line in schedule.lines for time in line.times}
     minutes = {(time - offset // _MINUTE) % 1440 for time in times for offset in offsets}
-    ends = {change.at for change in coming if schedule.count(change.at - _MINUTE, change.at)}
+    gaps = (change for change in coming if change.before < change.after)
+    ends = {gap.at for gap in gaps if schedule.count(gap.at - _MINUTE, gap.at)}
     return minutes | {60 * end.hour + end.minute for end in ends}
 
 
