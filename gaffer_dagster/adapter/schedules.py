@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 import dagster as dg
 
 from gaffer_dagster.adapter.assets import GafferJob
-from gaffer_dagster.domain.schedule import Schedule
-from gaffer_dagster.errors import BadSpecError
+from gaffer_dagster.adapter.wakeups import wake_up
 
 
 def schedule_of(job: GafferJob, target: Any, name: str) -> dg.ScheduleDefinition | None:
@@ -16,17 +16,13 @@ def schedule_of(job: GafferJob, target: Any, name: str) -> dg.ScheduleDefinition
     schedule = job.spec.schedule
     if schedule is None:
         return None
+    wake = wake_up(schedule, datetime.now(timezone.utc))
+    instead = "" if wake.is_plain else f" Dagster looks in UTC, at these times and at some more, since {wake.why}."
     return dg.ScheduleDefinition(
         name=name,
         job=target,
-        cron_schedule=_one_cron(schedule, job.spec.name),
-        execution_timezone=schedule.timezone,
+        cron_schedule=wake.cron,
+        execution_timezone=wake.timezone,
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description=f"Wakes {job.spec.name} at {schedule.canonical}.",
+        description=f"Wakes {job.spec.name} at {schedule.canonical}.{instead}",
     )
-
-
-def _one_cron(schedule: Schedule, job: str) -> str:
-    if len(schedule.crons) != 1:
-        raise BadSpecError(f"job {job!r}: several crons in one schedule cannot be driven yet; give one")
-    return schedule.crons[0]

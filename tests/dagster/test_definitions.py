@@ -48,6 +48,20 @@ def test_a_job_and_a_running_schedule_for_each_asset() -> None:
     assert [found.name for found in defs.schedules or []] == ["copied_schedule"]
 
 
+def test_a_schedule_that_dagster_gets_wrong_is_driven_by_wake_ups_in_utc() -> None:
+    defs = gd.build_definitions(
+        make("several", schedule=gd.Schedule(["0 6 * * *", "30 7 * * 1-5"], "Asia/Tokyo")),
+        make("hard", schedule=gd.Schedule(["0 6 * * *", "0 18 * * *"], "Europe/Dublin")),
+        resource=RESOURCE,
+    )
+    plain, woken = (defs.resolve_schedule_def(f"{name}_schedule") for name in ("several", "hard"))
+    assert (plain.cron_schedule, plain.execution_timezone) == (["0 6 * * *", "30 7 * * 1-5"], "Asia/Tokyo")
+    assert (woken.cron_schedule, woken.execution_timezone) == ("0 5,6,17,18 * * *", "UTC")
+    assert plain.description == "Wakes several at 0 6 * * * | 30 7 * * 1-5 | Asia/Tokyo | end | second."
+    assert str(woken.description).startswith("Wakes hard at 0 18 * * * | 0 6 * * * | Europe/Dublin | end | second. ")
+    assert "several crons" in str(woken.description)
+
+
 def test_it_merges_with_the_users_own_definitions() -> None:
     @dg.asset
     def theirs() -> None: ...
