@@ -25,9 +25,9 @@ from gaffer_dagster.domain.due import Due
 from gaffer_dagster.domain.lint import lint
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec, work_hash
+from gaffer_dagster.engine.registry import Definition
 from gaffer_dagster.engine.run import Work
 from gaffer_dagster.errors import BadSpecError, GafferWarning
-from gaffer_dagster.store.jobs import Registration
 
 POOL = "gaffer/{job}"
 JOB_TAG = "gaffer/job"
@@ -45,8 +45,8 @@ class GafferJob:
     """The jobs that it is defined together with, filled in by `build_definitions`."""
 
     @property
-    def registration(self) -> Registration:
-        return Registration(work_hash(self.spec.due, self.work), frozenset(self.known))
+    def definition(self) -> Definition:
+        return Definition(self.spec, work_hash(self.spec.due, self.work))
 
 
 _jobs: WeakKeyDictionary[dg.AssetsDefinition, GafferJob] = WeakKeyDictionary()
@@ -167,7 +167,7 @@ def _materialize(
         )
     run = None
     try:
-        with resource.run(job.spec, registration=job.registration) as run:
+        with resource.run(job.spec, work_hash=job.definition.work_hash, known=job.known) as run:
             run.apply(job.work)
     except Exception:
         if run is not None and run.record is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from gaffer_dagster.adapter import assets, schedules
+from gaffer_dagster.adapter import assets, schedules, sensors
 from gaffer_dagster.adapter.assets import GafferJob
 from gaffer_dagster.adapter.resource import GafferResource
 from gaffer_dagster.database import LOCAL
@@ -25,7 +25,7 @@ def build_definitions(
     resource: GafferResource | None = None,
     resources: Mapping[str, GafferResource] | None = None,
 ) -> dg.Definitions:
-    """The assets, a job for each (run in one process), and a running schedule for each that has one.
+    """The assets, a job for each (run in one process), a running schedule for each that has one, and one sensor.
 
     Call it once for a code location, with all its jobs, and merge the result with `dg.Definitions.merge`. `resource`
     is the database under the key `gaffer`; `resources` are several, each job naming its own with `database=`.
@@ -40,7 +40,7 @@ def build_definitions(
     for each in databases.values():
         if each is not None and each.dsn == LOCAL:
             each.url()  # this process lives as long as the code location: the private server must too
-    dagster_jobs: list[Any] = []
+    targets: dict[str, Any] = {}
     dagster_schedules: list[dg.ScheduleDefinition] = []
     for asset, job in zip(jobs, found, strict=True):
         name = _dagster_name(job.spec.name)
@@ -54,11 +54,17 @@ def build_definitions(
                 dg.MAX_RUNTIME_SECONDS_TAG: str(round(job.spec.limits.timeout.total_seconds()) + _BACKSTOP_SECONDS),
             },
         )
-        dagster_jobs.append(dagster_job)
-        schedule = schedules.schedule_of(job, dagster_job, f"{name}_schedule")
+        targets[job.spec.name] = dagster_job
+        schedule = schedules.schedule_of(job, dagster_job, f"{name}_schedule", databases[job.database])
         if schedule is not None:
             dagster_schedules.append(schedule)
-    return dg.Definitions(assets=list(jobs), jobs=dagster_jobs, schedules=dagster_schedules, resources=databases)
+    return dg.Definitions(
+        assets=list(jobs),
+        jobs=list(targets.values()),
+        schedules=dagster_schedules,
+        sensors=[sensors.watch_of(found, targets, databases)] if found else [],
+        resources=databases,
+    )
 
 
 @dataclass(frozen=True)

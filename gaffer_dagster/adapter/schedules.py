@@ -1,28 +1,92 @@
-"""A Dagster schedule for a job: nothing but a wake-up. What is due is decided under the lease."""
+"""A Dagster schedule for a job: nothing but a wake-up. What is due is decided under the lease.
+
+Dagster's own tick is the job's where `wakeups` says so. Elsewhere it looks more often than that, and asks for a run
+only if a tick is not covered; if that cannot be read it asks, since a run too many finds nothing to do.
+"""
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import dagster as dg
 
-from gaffer_dagster.adapter.assets import GafferJob
+from gaffer_dagster.adapter.assets import JOB_TAG, GafferJob
+from gaffer_dagster.adapter.resource import TICK_TAG, GafferResource
 from gaffer_dagster.adapter.wakeups import wake_up
+from gaffer_dagster.domain.run import Outcome
+from gaffer_dagster.domain.schedule import Schedule
+from gaffer_dagster.domain.spec import JobSpec
+from gaffer_dagster.store import db, jobs
+
+# A queued run that is older may be stuck, and must not keep others away.
+_YOUNG = timedelta(minutes=10)
+_AT_ONCE = timedelta(minutes=1)
 
 
-def schedule_of(job: GafferJob, target: Any, name: str) -> dg.ScheduleDefinition | None:
+def schedule_of(
+    job: GafferJob, target: Any, name: str, resource: GafferResource | None
+) -> dg.ScheduleDefinition | None:
     """None for a job that has no schedule."""
-    schedule = job.spec.schedule
+    spec, schedule = job.spec, job.spec.schedule
     if schedule is None:
         return None
     wake = wake_up(schedule, datetime.now(timezone.utc))
     instead = "" if wake.is_plain else f" Dagster looks in UTC, at these times and at some more, since {wake.why}."
+
+    def evaluate(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        at = context.scheduled_execution_time.astimezone(timezone.utc)
+        tick = schedule.latest(at)
+        why_not = _queued(context.instance, spec.name, at, min(_YOUNG, schedule.shortest_interval()))
+        if why_not is None and not wake.is_plain:
+            try:
+                why_not = _not_due(resource, spec, schedule, at)
+            except Exception as error:
+                context.log.warning(f"asks for a run, as what is due cannot be read: {db.primary_message(error)}")
+        if why_not is not None:
+            return dg.SkipReason(why_not)
+        return dg.RunRequest(tags={} if tick is None else {TICK_TAG: tick.isoformat()})
+
     return dg.ScheduleDefinition(
         name=name,
         job=target,
         cron_schedule=wake.cron,
         execution_timezone=wake.timezone,
+        execution_fn=evaluate,
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description=f"Wakes {job.spec.name} at {schedule.canonical}.{instead}",
+        description=f"Wakes {spec.name} at {schedule.canonical}.{instead}",
     )
+
+
+def _queued(instance: dg.DagsterInstance, job: str, at: datetime, young: timedelta) -> str | None:
+    """Why nothing is to be asked for, where a run of the job waits in the queue and will cover this tick too."""
+    # QUEUED only: a run that a daemon had made and not yet handed on when it died is submitted by this very tick.
+    queued = dg.RunsFilter(tags={JOB_TAG: job}, statuses=[dg.DagsterRunStatus.QUEUED])
+    for record in instance.get_run_records(queued, limit=10):
+        age = datetime.now(timezone.utc) - record.create_timestamp
+        if age < young and record.dagster_run.tags.get(TICK_TAG) != at.isoformat():
+            seconds = round(age.total_seconds())
+            return f"run {record.dagster_run.run_id} has been in the queue for {seconds} s and will cover this tick"
+    return None
+
+
+def _not_due(resource: GafferResource | None, spec: JobSpec, schedule: Schedule, at: datetime) -> str | None:
+    """Why nothing is to be asked for, where no tick up to `at` waits to be covered."""
+    tick, coming = schedule.latest(at), schedule.next(at).isoformat()
+    if resource is None:
+        return None
+    with db.connect(resource.url(), application_name="gaffer:schedule") as connection:
+        record = jobs.find(connection, spec.name)
+    if record is None or record.spec_hash != spec.hash:
+        # What the database knows is not of this schedule: a tick now counts, and so does what was due before.
+        if (tick is not None and at - tick < _AT_ONCE) or (record and record.open_tick and record.open_tick <= at):
+            return None
+        return f"no tick of {spec.name} is due; the next is at {coming}"
+    if record.open_tick is None:
+        return f"{spec.name} is paused"
+    if record.open_tick > at:
+        return f"every tick of {spec.name} is covered; the next is at {record.open_tick.isoformat()}"
+    at_work = record.last_outcome is Outcome.RUNNING and record.lease_until and record.lease_until > record.seen_at
+    if at_work and tick is not None and record.last_started_at and record.last_started_at >= tick:
+        return f"a run that began at {record.last_started_at.isoformat()} is at work on what is due"
+    return None

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from gaffer_dagster import __version__
-from gaffer_dagster.cli import database, preview, run, show
+from gaffer_dagster.cli import database, operate, preview, run, show, ticks
 from gaffer_dagster.errors import DatabaseUnavailableError, GafferError
 from gaffer_dagster.store import db
 
@@ -72,6 +72,11 @@ main.add_command(run.run)
 main.add_command(show.status)
 main.add_command(show.runs)
 main.add_command(preview.preview)
+main.add_command(ticks.ticks)
+main.add_command(operate.register)
+main.add_command(operate.pause)
+main.add_command(operate.resume)
+main.add_command(operate.rename)
 main.add_command(database.migrate)
 main.add_command(database.prepare)
 main.add_command(database.db)

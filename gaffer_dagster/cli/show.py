@@ -66,13 +66,20 @@ def print_jobs(records: Sequence[JobRecord]) -> None:
         table.add_row(
             record.name,
             "-" if record.last_outcome is None else str(record.last_outcome),
-            show_time(record.last_success_at),
+            ago(record.last_success_at),
             str(record.consecutive_failures),
             "-" if record.backlog is None else f"{record.backlog:,}",
-            "paused" if record.paused_at else show_time(record.next_due_at),
+            _next_due(record),
             record.owner or "-",
         )
     print_table(table)
+
+
+def _next_due(record: JobRecord) -> str:
+    if record.pause is not None and record.pause.holds(record.seen_at):
+        until = "" if record.paused_until is None else f" until {show_time(record.paused_until)}"
+        return f"paused{until} by {record.paused_by}" + (f": {record.pause_reason}" if record.pause_reason else "")
+    return "-" if record.open_tick is None else f"{show_time(record.open_tick)} ({ago(record.open_tick)})"
 
 
 def print_runs(records: Sequence[RunRecord]) -> None:
@@ -96,6 +103,21 @@ def print_runs(records: Sequence[RunRecord]) -> None:
 
 def show_time(time: datetime | None) -> str:
     return "-" if time is None else f"{time:%Y-%m-%d %H:%M:%SZ}"
+
+
+def in_words(duration: timedelta) -> str:
+    """Such as "3 hours 20 minutes": to the second, and only the two largest units."""
+    import pendulum  # takes longer to load than all the rest
+
+    words = pendulum.duration(seconds=round(duration.total_seconds())).in_words().split(" ")
+    return " ".join(words[:4]) or "0 seconds"
+
+
+def ago(time: datetime | None) -> str:
+    """Such as "3 hours ago" or "in 5 minutes"."""
+    import pendulum
+
+    return "-" if time is None else pendulum.instance(time).diff_for_humans()
 
 
 def print_table(table: Table) -> None:

@@ -23,6 +23,7 @@ class JobRecord:
 
     name: str
     spec: Mapping[str, Any]
+    spec_hash: str
     seen_at: datetime
     first_seen_at: datetime
     paused_at: datetime | None
@@ -39,12 +40,18 @@ class JobRecord:
     owner: str | None
     lease_until: datetime | None
     last_outcome: Outcome | None
+    last_started_at: datetime | None
     backlog: int | None
     watermark: Position | None
 
     @cached_property
     def schedule(self) -> Schedule | None:
         return schedule_from_json(self.spec["schedule"])
+
+    @property
+    def timezone(self) -> str:
+        """The schedule's zone, in which times without an offset are meant."""
+        return "UTC" if self.schedule is None else self.schedule.timezone
 
     @property
     def timeout(self) -> timedelta:

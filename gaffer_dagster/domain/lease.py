@@ -18,6 +18,17 @@ RENEW_EVERY = LEASE / 3
 LARGEST_SKEW = timedelta(minutes=5)
 
 
+def clocks_apart(database: datetime, worker: datetime) -> str | None:
+    """Why a worker whose clock says this must not work, if so."""
+    apart = abs(worker - database)
+    if apart <= LARGEST_SKEW:
+        return None
+    return (
+        f"the clock of this worker ({worker.isoformat()}) and the database's ({database.isoformat()}) are {apart} "
+        f"apart, more than {LARGEST_SKEW}; set them right (NTP)"
+    )
+
+
 @dataclass(frozen=True)
 class Grant:
     """What acquire and supersede answer."""

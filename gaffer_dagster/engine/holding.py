@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from gaffer_dagster.domain import zones
 from gaffer_dagster.domain.due import Window
-from gaffer_dagster.domain.lease import LARGEST_SKEW, Grant, Lease
+from gaffer_dagster.domain.lease import LARGEST_SKEW, Grant, Lease, clocks_apart
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.keeper import Keeper, Stop
 from gaffer_dagster.engine.log import Log
@@ -174,7 +174,7 @@ class Holding:
         def whole() -> Grant:
             nonlocal tick, next_tick, refusal
             now = migrate.verify(self.connection())
-            refusal = _clocks_apart(now, worker_clock(), ask_for.tick)
+            refusal = clocks_apart(now, worker_clock()) or _too_early(now, ask_for.tick)
             if refusal is None:
                 now = self._wait_for(ask_for.tick, now)
             if schedule is not None:
@@ -276,17 +276,11 @@ def _passes(error: BaseException) -> bool:
     return db.worth_repeating(error) or db.was_cut(error) or isinstance(error, DatabaseUnavailableError)
 
 
-def _clocks_apart(database: datetime, worker: datetime, tick: datetime | None) -> str | None:
-    """Why a run that would go by these clocks must not work, if so."""
-    apart = abs(worker - database)
-    if apart > LARGEST_SKEW:
-        return (
-            f"the clock of this worker ({worker.isoformat()}) and the database's ({database.isoformat()}) are {apart} "
-            f"apart, more than {LARGEST_SKEW}; set them right (NTP)"
-        )
-    if tick is not None and tick - database > LARGEST_SKEW:
-        return (
-            f"this run was started for the tick at {tick.isoformat()}, and the database's clock says "
-            f"{database.isoformat()}; set the clock of Dagster's daemon right (NTP)"
-        )
-    return None
+def _too_early(database: datetime, tick: datetime | None) -> str | None:
+    """Why a run must not work that was started for a tick which the database's clock will not reach soon."""
+    if tick is None or tick - database <= LARGEST_SKEW:
+        return None
+    return (
+        f"this run was started for the tick at {tick.isoformat()}, and the database's clock says "
+        f"{database.isoformat()}; set the clock of Dagster's daemon right (NTP)"
+    )

@@ -17,9 +17,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid4
@@ -33,9 +32,9 @@ from gaffer_dagster.engine.holding import Holding, Wish
 from gaffer_dagster.engine.keeper import Stop
 from gaffer_dagster.engine.log import Log
 from gaffer_dagster.engine.redo import RedoSource
+from gaffer_dagster.engine.registry import Definition, registration_of
 from gaffer_dagster.engine.sources import Page, Source, source_of
 from gaffer_dagster.engine.steps import Observer, Station
-from gaffer_dagster.engine.zone_data import zone_data
 from gaffer_dagster.errors import (
     BadInputError,
     BatchEndedError,
@@ -45,7 +44,7 @@ from gaffer_dagster.errors import (
     GafferError,
     LeaseLostError,
 )
-from gaffer_dagster.store import batches, db, history, horizon, jobs, runs
+from gaffer_dagster.store import batches, db, history, horizon, runs
 
 Work = Callable[[Batch], Mapping[str, Any] | None]
 _Opened = tuple[Page, Batch, UUID, float]
@@ -472,7 +471,8 @@ def open_run(
     parent: int | None = None,
     despite_pause: bool = False,
     redo: datetime | None = None,
-    registration: jobs.Registration | None = None,
+    work_hash: str | None = None,
+    known: Collection[str] = (),
     context: Any = None,
     observe: Observer = lambda station: None,
     lease: timedelta = LEASE,
@@ -481,6 +481,7 @@ def open_run(
     """A run of the job: leased at the start, ended and recorded whatever happens in the block.
 
     `tick`: the tick that woke it, if one did; where the database's clock has not reached it, the run waits for that.
+    `work_hash` and `known`: what the job does and what it is defined beside, by which a renamed one is told.
     `parent`: the process whose end ends the run. `redo`: do the interval that this time is in once more, and leave the
     watermark where it is. Raises what the block raised; `LeaseLostError` or `DeadlinePassedError` where that was only
     the consequence.
@@ -493,10 +494,7 @@ def open_run(
         dagster_run_id=dagster_run_id,
         despite_pause=despite_pause,
         redo=None if redo is None else spec.interval_of(redo),
-        registration=replace(
-            registration or jobs.Registration(),
-            zone_data=None if spec.schedule is None else zone_data(spec.schedule.timezone),
-        ),
+        registration=registration_of(Definition(spec, work_hash), known),
     )
     try:
         run.begin(wish, parent, worker_clock)

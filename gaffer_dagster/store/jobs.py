@@ -43,21 +43,63 @@ def register(
     return None if row is None else row[0]
 
 
+def hashes(connection: db.Connection, names: list[str]) -> dict[str, tuple[str, str | None, str | None]]:
+    """The hashes of spec and work, and the zone data, under which each of these jobs is known."""
+    rows = connection.execute(
+        "select name, spec_hash, work_hash, zone_data from gaffer.job where name = any(%s)", [names]
+    ).fetchall()
+    return {name: (spec_hash, work_hash, zone_data) for name, spec_hash, work_hash, zone_data in rows}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A job whose next run is wanted without waiting for a tick. `since`: from when on; `key`: names the cause."""
+
+    job: str
+    why: str
+    since: datetime
+    now: datetime
+    key: str
+
+
+def wanted(connection: db.Connection, names: list[str]) -> list[Wanted]:
+    """Of these jobs, the ones that asked to be followed up, or whose holder is dead; nobody is at work on them."""
+    with connection.cursor(row_factory=class_row(Wanted)) as cursor:
+        return cursor.execute(
+            """
+            select job, why, since, now, pg_catalog.format('%%s:%%s:%%s', job, fence, since) as key
+              from (select j.name as job, l.fence, gaffer.clock() as now,
+                           case when l.lease_id is not null then l.lease_until else j.follow_up_at end as since,
+                           case when l.lease_id is not null then 'the run before is dead'
+                                else 'the run before left something to do' end as why,
+                           l.lease_id is not null and l.lease_until > gaffer.clock() as is_held
+                      from gaffer.job j
+                      join gaffer.job_lease l on l.job = j.name and l.slot = 0
+                     where j.name = any(%s)
+                       and (j.paused_at is null or j.paused_until <= gaffer.clock())) as each_job
+             where since <= now and not is_held
+             order by since, job
+            """,
+            [names],
+        ).fetchall()
+
+
 def status(connection: db.Connection, job: str | None = None) -> list[JobRecord]:
     """Every job (or this one), with its lease and what its newest run said."""
     with connection.cursor(row_factory=class_row(JobRecord)) as cursor:
         return cursor.execute(
             """
-            select j.name, j.spec, j.first_seen_at, j.paused_at, j.paused_until, j.paused_by, j.pause_reason,
+            select j.name, j.spec, j.spec_hash, j.first_seen_at,
+                   j.paused_at, j.paused_until, j.paused_by, j.pause_reason,
                    j.covered_until, j.last_success_at, j.last_success_tick, j.consecutive_failures, j.next_due_at,
                    j.follow_up_at, l.fence, gaffer.clock() as seen_at,
                    case when l.lease_id is not null then l.owner end as owner,
                    case when l.lease_id is not null then l.lease_until end as lease_until,
-                   r.outcome as last_outcome, r.backlog, w.position as watermark
+                   r.outcome as last_outcome, r.started_at as last_started_at, r.backlog, w.position as watermark
               from gaffer.job j
               join gaffer.job_lease l on l.job = j.name and l.slot = 0
               join gaffer.job_watermark w on w.job = j.name
-              left join lateral (select outcome, backlog from gaffer.job_runs
+              left join lateral (select outcome, started_at, backlog from gaffer.job_runs
                                   where job = j.name and outcome not in ('busy', 'paused', 'late')
                                   order by id desc limit 1) r on true
              where %(job)s::text is null or j.name = %(job)s
@@ -67,12 +109,17 @@ def status(connection: db.Connection, job: str | None = None) -> list[JobRecord]
         ).fetchall()
 
 
+def find(connection: db.Connection, job: str) -> JobRecord | None:
+    found = status(connection, job)
+    return found[0] if found else None
+
+
 def get(connection: db.Connection, job: str) -> JobRecord:
     """Raises `UnknownJobError`."""
-    found = status(connection, job)
-    if not found:
+    found = find(connection, job)
+    if found is None:
         raise UnknownJobError(
             f"no job {job!r} is known to this database (see: gaffer status); a job is made known by its first run, by "
             "Dagster's sensor, or by: gaffer register"
         )
-    return found[0]
+    return found

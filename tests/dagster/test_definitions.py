@@ -253,7 +253,8 @@ def test_a_daemon_that_was_down_for_ticks_loses_nothing(url: str) -> None:
     jobs.make_source(url, 3)
     asset = make(schedule=gd.Schedule("* * * * *"), bounds=gd.Bounds(timeout="45s"))
     materialize(url, asset)
-    jobs.execute(url, "update gaffer.job set covered_until = covered_until - interval '3 hours'")
+    for column in ("job set covered_until", "job_spec set first_seen_at", "job_spec set since_at"):
+        jobs.execute(url, f"update gaffer.{column} = {column.split()[-1]} - interval '3 hours'")
     jobs.add_rows(url, 4)
     found = metadata_of(materialize(url, asset))
     assert found["gaffer/items"] == 4

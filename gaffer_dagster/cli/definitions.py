@@ -1,0 +1,65 @@
+"""The jobs that a file or module of the user defines."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gaffer_dagster.errors import BadInputError
+
+
+def jobs_in(file: Path | None, module: str | None) -> dict[str, Any]:
+    if (file is None) == (module is None):
+        raise BadInputError("name where the job is defined: either -f FILE or -m MODULE")
+    loaded = _load_file(file) if file is not None else _load_module(module or "")
+    # Only now is Dagster needed: the definitions use it.
+    return importlib.import_module("gaffer_dagster.adapter.definitions").find_jobs(loaded)
+
+
+def _load_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        with _not_left(name):
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and something that it imports is not
+        raise BadInputError(
+            f"there is no module {name!r} here; run in the folder that it is in, or install it"
+        ) from None
+
+
+def _load_file(file: Path) -> ModuleType:
+    # Under a name that shadows nothing: the file may be called json.py.
+    name = f"_gaffer_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise BadInputError(f"{file} cannot be loaded as Python; give a .py file")
+    sys.path.append(str(file.resolve().parent))
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[name] = loaded
+    try:
+        with _not_left(str(file)):
+            spec.loader.exec_module(loaded)
+    except ImportError as error:
+        if "relative import" not in str(error):
+            raise
+        raise BadInputError(f"{file} imports from its own package; run it as -m PACKAGE.MODULE instead") from error
+    return loaded
+
+
+@contextmanager
+def _not_left(where: str) -> Generator[None]:
+    """`sys.exit()` while the definitions load would end the command, with success even, and nothing done."""
+    try:
+        yield
+    except SystemExit as error:
+        raise BadInputError(
+            f"{where} ended itself (SystemExit {error}) while it was loaded; let it only define"
+        ) from error

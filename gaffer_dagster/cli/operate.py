@@ -1,0 +1,127 @@
+"""`gaffer pause`, `resume`, `rename`, `register`: what people do to jobs. Who, when and why is kept."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gaffer_dagster import database
+from gaffer_dagster.cli.definitions import jobs_in
+from gaffer_dagster.cli.show import show_time
+from gaffer_dagster.domain.duration import as_duration
+from gaffer_dagster.domain.moment import as_moment
+from gaffer_dagster.engine.registry import register_all
+from gaffer_dagster.errors import BadInputError, BadSpecError
+from gaffer_dagster.store import db, jobs, migrate, operations
+from gaffer_dagster.store.operations import Operator
+
+
+def _whose(command: Callable[..., Any]) -> Callable[..., Any]:
+    command = click.option("--by", help="Who does it; left out: user and host.")(command)
+    return click.option("--reason", help="Why, for those who come after.")(command)
+
+
+def _operator(by: str | None, reason: str | None) -> Operator:
+    if by is None:
+        try:
+            by = f"{getpass.getuser()}@{socket.gethostname()}"
+        except (KeyError, OSError):  # a container's user has no name
+            by = f"somebody@{socket.gethostname()}"
+    if not by.strip():
+        raise BadInputError(f"--by {by!r} is empty; say who does it")
+    return Operator(by, reason)
+
+
+@click.command()
+@click.argument("job")
+@click.option("--until", metavar="TIME", help="When it ends by itself: a time, or how long, such as 2h.")
+@_whose
+def pause(job: str, until: str | None, by: str | None, reason: str | None) -> None:
+    """Let runs of JOB end `paused` from now on. Ticks in a pause are skipped; what is due is done after it.
+
+    A run that is at work is not stopped. It holds whatever Dagster's own switches say.
+    """
+    operator = _operator(by, reason)
+    with db.connect(database.from_environment(), application_name="gaffer:pause") as connection:
+        migrate.verify(connection)
+        record = jobs.get(connection, job)
+        end = None if until is None else _end(until, record.seen_at, record.timezone)
+        operations.pause(connection, job, end, operator)
+    click.echo(f"{job} is paused " + ("until: gaffer resume" if end is None else f"until {show_time(end)}"))
+
+
+def _end(text: str, now: datetime, zone: str) -> datetime:
+    try:
+        end = now + as_duration(text, "--until")
+    except BadSpecError:
+        end = as_moment(text, "--until", zone)
+    except OverflowError:
+        raise BadInputError(f"--until {text!r} is too long; leave it out for a pause without end") from None
+    if end <= now:
+        raise BadInputError(f"--until {text!r} is over already (it is {show_time(now)}); give a later time")
+    return end
+
+
+@click.command()
+@click.argument("job")
+@_whose
+def resume(job: str, by: str | None, reason: str | None) -> None:
+    """End the pause of JOB. Its next run does everything that has become due meanwhile."""
+    operator = _operator(by, reason)
+    with db.connect(database.from_environment(), application_name="gaffer:resume") as connection:
+        migrate.verify(connection)
+        record = jobs.get(connection, job)
+        over_at = min(end for end in (record.seen_at, record.paused_until) if end is not None)
+        next_tick = None if record.schedule is None else record.schedule.next(over_at)
+        was_paused = operations.resume(connection, job, next_tick, operator)
+    if not was_paused:
+        click.echo(f"{job} was not paused")
+    else:
+        click.echo(f"{job} goes on" + ("" if next_tick is None else f"; its next tick is at {show_time(next_tick)}"))
+
+
+@click.command()
+@click.argument("old")
+@click.argument("new")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_whose
+def rename(old: str, new: str, yes: bool, by: str | None, reason: str | None) -> None:
+    """Let job OLD go on as NEW, with its watermark and history. Deploy the code that calls it NEW next."""
+    operator = _operator(by, reason)
+    with db.connect(database.from_environment(), application_name="gaffer:rename") as connection:
+        migrate.verify(connection)
+        jobs.get(connection, old)
+        if not yes:
+            click.confirm(f"Rename job {old} to {new}?", abort=True)
+        operations.rename(connection, old, new, operator)
+    click.echo(f"{old} is called {new} from now on")
+
+
+@click.command()
+@click.option("-f", "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The Python file.")
+@click.option("-m", "--module", help="The Python module, as `import` knows it.")
+@click.option("--new", metavar="JOB", multiple=True, help="JOB is a new job, though it does the work of a known one.")
+def register(file: Path | None, module: str | None, new: tuple[str, ...]) -> None:
+    """Make the jobs of FILE or MODULE known to their databases; for deployments, before the new code runs.
+
+    A renamed job is told by its work, and refused until `gaffer rename`: under a new name it would begin anew.
+    """
+    found = jobs_in(file, module)
+    unknown = sorted(set(new) - set(found))
+    if unknown:
+        raise BadInputError(f"--new {unknown[0]!r} is not defined there; there is {', '.join(sorted(found)) or 'none'}")
+    by_url: dict[str, list[Any]] = {}
+    for each in found.values():
+        url = database.from_environment() if each.resource is None else each.resource.url()
+        by_url.setdefault(url, []).append(each.job.definition)
+    for url, definitions in by_url.items():
+        with db.connect(url, application_name="gaffer:register") as connection:
+            changed = register_all(connection, definitions, new=new)
+        for definition in definitions:
+            click.echo(f"{definition.spec.name}: {'made known' if definition.spec.name in changed else 'as it was'}")

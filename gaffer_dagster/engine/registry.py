@@ -1,0 +1,58 @@
+"""Making jobs known, all of a code location at once: before their first run, and whenever their definition changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from gaffer_dagster.domain.lease import clocks_apart
+from gaffer_dagster.domain.spec import JobSpec
+from gaffer_dagster.engine.zone_data import zone_data
+from gaffer_dagster.errors import ClockSkewError
+from gaffer_dagster.store import db, jobs, migrate
+from gaffer_dagster.store.jobs import Registration
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A job as it is defined here. `work_hash`: see `domain.spec.work_hash`."""
+
+    spec: JobSpec
+    work_hash: str | None
+
+
+def registration_of(definition: Definition, known: Collection[str], *, as_new: bool = False) -> Registration:
+    schedule = definition.spec.schedule
+    return Registration(
+        definition.work_hash,
+        frozenset(known),
+        zone_data=None if schedule is None else zone_data(schedule.timezone),
+        as_new=as_new,
+    )
+
+
+def register_all(
+    connection: db.Connection,
+    definitions: Iterable[Definition],
+    *,
+    new: Collection[str] = (),
+    worker_clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+) -> list[str]:
+    """Makes the jobs known, and returns the names of those that were not, or not so. `new`: jobs that are no renamed
+    ones though they do the work of others. Raises `RenamedJobError`, `ClockSkewError`."""
+    found = {definition.spec.name: definition for definition in definitions}
+    now = migrate.verify(connection)
+    apart = clocks_apart(now, worker_clock())
+    if apart is not None:
+        raise ClockSkewError(apart)
+    before = jobs.hashes(connection, list(found))
+    changed: list[str] = []
+    for name, definition in found.items():
+        wanted = registration_of(definition, found, as_new=name in new)
+        if before.get(name) != (definition.spec.hash, wanted.work_hash, wanted.zone_data):
+            schedule = definition.spec.schedule
+            next_tick = None if schedule is None else schedule.next(now)
+            jobs.register(connection, definition.spec, wanted, next_tick=next_tick)
+            changed.append(name)
+    return changed
