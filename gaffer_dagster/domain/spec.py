@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
-from types import CodeType
+from types import CellType, CodeType, FunctionType
 from typing import Any, cast
 
 from gaffer_dagster.domain.alert import Alerts
@@ -156,13 +156,21 @@ def schedule_from_json(stored: Mapping[str, Any] | None) -> Schedule | None:
 
 def work_hash(due: Due, work: Callable[..., Any]) -> str | None:
     """Names what a job does, whatever the job and its function are called: a renamed job is known by it. None where it
-    cannot be told."""
-    code = getattr(work, "__code__", None)
-    if not isinstance(code, CodeType):
+    cannot be told, as for an object that can be called."""
+    if not isinstance(work, FunctionType):
         return None
-    bound = [*(getattr(work, "__defaults__", None) or ()), *(_content(cell) for cell in work.__closure__ or ())]
-    text = json.dumps(due.as_json(), sort_keys=True) + repr([value for value in bound if _is_plain(value)])
-    return hashlib.sha256("\n".join([text, *_code(code, work.__doc__)]).encode()).hexdigest()[:16]
+    text = "\n".join([json.dumps(due.as_json(), sort_keys=True), *_function(work)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _function(work: FunctionType) -> Iterator[str]:
+    """All that its code says, and what it was made with: a decorator's function is told by the one that it wraps."""
+    yield from _code(work.__code__, work.__doc__)
+    for value in (*(work.__defaults__ or ()), *(_content(cell) for cell in work.__closure__ or ())):
+        if isinstance(value, FunctionType):
+            yield from _function(value)
+        elif value is None or isinstance(value, (str, int, float)):
+            yield repr(value)
 
 
 def _code(code: CodeType, doc: str | None = None) -> Iterator[str]:
@@ -177,12 +185,8 @@ def _code(code: CodeType, doc: str | None = None) -> Iterator[str]:
             yield repr(sorted(map(repr, cast("frozenset[object]", constant))) if is_set else constant)
 
 
-def _content(cell: Any) -> Any:
+def _content(cell: CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # not bound yet
         return None
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, (str, int, float, bool))
