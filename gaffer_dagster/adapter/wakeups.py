@@ -3,7 +3,8 @@
 Dagster walks on the wall clock of a zone. What it answers there depends on where it starts, which is wherever
 its daemon left off, so a look at a few ticks proves nothing. In its place stands a rule, `_fault`. A schedule
 taken for plain though it is not loses ticks; one driven by wake-ups though it need not be only skips some. So
-the rule is short and strict, and the tests prove it with dense starts around the clock changes of all zones.
+the rule is short and strict, and the tests prove it with dense starts around the clock changes of all zones. It
+supposes that Dagster's daemon has the same zone data as the process that loads the schedules.
 """
 
 from __future__ import annotations

@@ -212,6 +212,14 @@ def test_a_known_fault_is_driven_by_wake_ups_and_a_rule_without_it_is_caught(
     assert any(search(everything, [zone_of(zone)], f"broken {number}", 1, cron)[0] for number in range(12))
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (1, 0.5)])
+def test_a_clock_that_is_set_back_by_another_time_than_an_hour_is_not_common(before: float, after: float) -> None:
+    """Today each zone that has such a change has one forward too, that is refused for more than its length."""
+    moment = at("2027-10-31T02:00Z") - after * HOUR  # 02:00 on the new wall clock
+    assert not wakeups._is_common("Antarctica/Troll", ClockChange(moment, before * HOUR, after * HOUR))
+    assert wakeups._is_common("Antarctica/Troll", ClockChange(at("2027-10-31T01:00Z"), 2 * HOUR, HOUR))
+
+
 @pytest.mark.parametrize("choice", [{"missing_hour": "skip"}, {"repeated_hour": "first"}])
 def test_another_choice_for_nights_of_change_is_none_of_dagsters(choice: dict[str, Any]) -> None:
     wake = wake_up(Schedule("30 2 * * *", "Europe/Berlin", **choice), NOW)
