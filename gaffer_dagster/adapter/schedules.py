@@ -75,7 +75,7 @@ def _not_due(resource: GafferResource | None, spec: JobSpec, schedule: Schedule,
     tick, coming = schedule.latest(at), schedule.next(at).isoformat()
     if resource is None:
         return None
-    with db.connect(resource.url(), application_name="gaffer:schedule") as connection:
+    with db.connect(resource.url(), application_name="gaffer:schedule") as connection, db.impatient(connection):
         record = jobs.find(connection, spec.name)
     if record is None or record.spec_hash != spec.hash:
         # What the database knows is not of this schedule: a tick now counts, and so does what was due before.

@@ -179,6 +179,18 @@ def cancel_running(connection: Connection) -> None:
             return  # the connection is gone, and its statement with it
 
 
+@contextmanager
+def impatient(connection: Connection) -> Generator[None]:
+    """One transaction whose statements take ten seconds at most: a locked table must not hold up Dagster's daemon."""
+    connection.execute(BEGIN + "set local statement_timeout = '10s'")
+    try:
+        yield
+    except BaseException:
+        roll_back(connection)
+        raise
+    connection.execute("commit")
+
+
 def roll_back(connection: Connection) -> None:
     """Ends whatever transaction is open. Closes the connection where that cannot be done at once."""
     status = connection.info.transaction_status
