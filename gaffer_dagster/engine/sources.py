@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from typing_extensions import assert_never
 
 from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows, Window
+from gaffer_dagster.domain.lease import LARGEST_SKEW
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.watermark import Position, RowPosition, TimePosition
 from gaffer_dagster.errors import ForeignWatermarkError
@@ -134,6 +135,13 @@ class _TimeSource:
     def look(self, connection: db.Connection, at: datetime, position: Position | None, cluster: str | None) -> None:
         if position is not None and "until" not in position:
             raise _other_watermark(self._job, position, "intervals of time")
+        done = TimePosition.until_of(position)
+        if done is not None and done - at > LARGEST_SKEW:
+            raise ForeignWatermarkError(
+                f"the watermark of job {self._job!r} is at {done.isoformat()}, and it is {at.isoformat()}: a clock ran "
+                "ahead for a while, and nothing would be due until then. Set gaffer.job_watermark to where the job is "
+                "to go on, and clean up what it did for times that had not come"
+            )
         self._bound = at if self._waits else at - self._intervals.settle
         self._mark = horizon.mark(connection)
 

@@ -8,7 +8,7 @@ import pytest
 
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.engine.batch import Batch
-from gaffer_dagster.errors import ClockSkewError
+from gaffer_dagster.errors import ClockSkewError, ForeignWatermarkError
 from gaffer_dagster.store import jobs as job_table
 from gaffer_dagster.testing import Clock
 from tests.support import jobs, protocol
@@ -68,6 +68,17 @@ def test_a_clock_that_is_ten_years_ahead_for_a_while_leaves_nothing_behind(url: 
             assert status.last_outcome is Outcome.SUCCEEDED
             assert status.next_due_at is not None
             assert status.next_due_at < now + timedelta(days=2)
+
+
+def test_a_watermark_in_the_future_is_said_and_not_waited_for(url: str, clock: Clock) -> None:
+    """Where the worker's clock ran ahead too, nobody could tell; afterwards, a job that idles would be silence."""
+    start = (datetime.now(timezone.utc) - timedelta(days=3)).date().isoformat()
+    job = jobs.daily("daily", start=start)
+    clock.advance(timedelta(days=90))
+    assert jobs.run(job, url, lambda batch: None, worker_clock=clock.now).items >= 90
+    clock.advance(timedelta(days=-90))
+    with pytest.raises(ForeignWatermarkError, match="a clock ran ahead for a while"):
+        jobs.run(job, url, lambda batch: None)
 
 
 def test_a_run_waits_for_the_tick_that_woke_it(url: str) -> None:
