@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, cast
 
 from gaffer_dagster.domain.alert import Alerts
@@ -162,7 +162,11 @@ def work_hash(due: Due, work: Callable[..., Any]) -> str | None:
         return None
     bound = [*(getattr(work, "__defaults__", None) or ()), *(_content(cell) for cell in work.__closure__ or ())]
     text = json.dumps(due.as_json(), sort_keys=True) + repr([value for value in bound if _is_plain(value)])
-    return hashlib.sha256("\n".join([text, *_code(code, work.__doc__)]).encode()).hexdigest()[:16]
+    parts = [text, *_code(code, work.__doc__)]
+    for value in bound:  # what a decorator wraps
+        if isinstance(value, FunctionType):
+            parts += _code(value.__code__, value.__doc__)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _code(code: CodeType, doc: str | None = None) -> Iterator[str]:
@@ -171,7 +175,7 @@ def _code(code: CodeType, doc: str | None = None) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _code(constant)
-        elif constant != doc:
+        elif constant != doc and not (isinstance(constant, str) and "<locals>" in constant):  # Python 3.10: a name
             # The order within a set differs from process to process.
             is_set = isinstance(constant, frozenset)
             yield repr(sorted(map(repr, cast("frozenset[object]", constant))) if is_set else constant)
