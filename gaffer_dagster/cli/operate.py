@@ -13,7 +13,7 @@ import click
 
 from gaffer_dagster import database
 from gaffer_dagster.cli.definitions import jobs_in
-from gaffer_dagster.cli.show import show_time
+from gaffer_dagster.cli.show import ago, show_time
 from gaffer_dagster.domain.duration import as_duration
 from gaffer_dagster.domain.moment import as_moment
 from gaffer_dagster.engine.registry import register_all
@@ -52,7 +52,7 @@ def pause(job: str, until: str | None, by: str | None, reason: str | None) -> No
         migrate.verify(connection)
         record = jobs.get(connection, job)
         end = None if until is None else _end(until, record.seen_at, record.timezone)
-        operations.pause(connection, job, end, operator)
+        operations.pause(connection, job, end, record.tick_after_pause, operator)
     click.echo(f"{job} is paused " + ("until: gaffer resume" if end is None else f"until {show_time(end)}"))
 
 
@@ -77,13 +77,12 @@ def resume(job: str, by: str | None, reason: str | None) -> None:
     with db.connect(database.from_environment(), application_name="gaffer:resume") as connection:
         migrate.verify(connection)
         record = jobs.get(connection, job)
-        over_at = min(end for end in (record.seen_at, record.paused_until) if end is not None)
-        next_tick = None if record.schedule is None else record.schedule.next(over_at)
-        was_paused = operations.resume(connection, job, next_tick, operator)
+        was_paused = operations.resume(connection, job, record.tick_after_pause, operator)
+        due = jobs.get(connection, job).next_due_at
     if not was_paused:
         click.echo(f"{job} was not paused")
     else:
-        click.echo(f"{job} goes on" + ("" if next_tick is None else f"; its next tick is at {show_time(next_tick)}"))
+        click.echo(f"{job} goes on" + ("" if due is None else f"; due next: {show_time(due)} ({ago(due)})"))
 
 
 @click.command()

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from collections import Counter
 from datetime import datetime, timedelta
+from itertools import islice
 
 import click
 from rich.table import Table
 
 from gaffer_dagster import database
-from gaffer_dagster.cli.show import in_words, print_table
+from gaffer_dagster.cli.show import in_words, print_table, show_time
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.ledger import Disposition, Tick, ledger
 from gaffer_dagster.domain.moment import as_moment
+from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db, history, jobs, migrate
 
-_PAST, _COMING = 20, 3
+_PAST, _COMING, _MOST = 20, 3, 10_000
 _INSTANT = timedelta(microseconds=1)
 _WORDS = {
     Disposition.COVERED: "covered on time",
@@ -43,29 +45,37 @@ def ticks(job: str, since: str | None, until: str | None, as_json: bool) -> None
         record = jobs.get(connection, job)
         begin, end = _window(record, since, until)
         past = history.of_job(connection, job, runs_since=begin)
-    found = list(ledger(past, begin - _INSTANT, end, now=record.seen_at, grace=record.grace))
+    entries = ledger(past, begin - _INSTANT, end, now=record.seen_at, grace=record.grace)
     if as_json:
-        for tick in found:
+        for tick in entries:
             click.echo(json.dumps(_as_json(tick)))
-    elif not found:
-        click.echo(f"{job} has no tick from {begin:%Y-%m-%d %H:%M:%SZ} to {end:%Y-%m-%d %H:%M:%SZ}.")
-    else:
+        return
+    found = list(islice(entries, _MOST + 1))
+    if len(found) > _MOST:
+        raise BadInputError(
+            f"{job} has more than {_MOST:,} ticks from {show_time(begin)} to {show_time(end)}; give --since and --until "
+            "that are nearer to each other, or take --json"
+        )
+    if found:
         _print(found)
+    else:
+        click.echo(f"{job} has no tick from {show_time(begin)} to {show_time(end)}.")
 
 
 def _window(record: JobRecord, since: str | None, until: str | None) -> tuple[datetime, datetime]:
-    schedule, zone = record.schedule, record.timezone
-    begin = end = record.seen_at
-    if since is not None:
-        begin = as_moment(since, "--since", zone)
-    elif schedule is not None:
-        for _ in range(_PAST):
-            begin = schedule.latest(begin - _INSTANT) or begin
-    if until is not None:
-        end = as_moment(until, "--until", zone)
-    elif schedule is not None:
+    schedule, zone, now = record.schedule, record.timezone, record.seen_at
+    begin = None if since is None else as_moment(since, "--since", zone)
+    end = None if until is None else as_moment(until, "--until", zone)
+    if begin is not None and end is not None and end < begin:
+        raise BadInputError(f"--until {until!r} is before --since {since!r}; give a later time")
+    if end is None:
+        end = now if begin is None else max(begin, now)
         for _ in range(_COMING):
-            end = schedule.next(end)
+            end = end if schedule is None else schedule.next(end)
+    if begin is None:
+        begin = min(end, now)
+        for _ in range(_PAST):
+            begin = (None if schedule is None else schedule.latest(begin - _INSTANT)) or begin
     return begin, end
 
 
@@ -82,7 +92,7 @@ def _print(found: list[Tick]) -> None:
     table = Table("tick", "what became of it", "run", "found after")
     for tick in found:
         table.add_row(
-            f"{tick.at:%Y-%m-%d %H:%M:%SZ}",
+            show_time(tick.at),
             _WORDS[tick.disposition],
             "-" if tick.run_id is None else str(tick.run_id),
             "-" if tick.late_by is None else in_words(tick.late_by),

@@ -10,7 +10,7 @@ from typing import Any
 
 from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.duration import as_duration
-from gaffer_dagster.domain.ledger import Pause, open_tick
+from gaffer_dagster.domain.ledger import Pause, open_tick, tick_from
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import schedule_from_json
@@ -71,6 +71,14 @@ class JobRecord:
     def open_tick(self) -> datetime | None:
         """The earliest tick that is neither covered nor skipped."""
         return open_tick(self.next_due_at, self.schedule, self.pause)
+
+    @property
+    def tick_after_pause(self) -> datetime | None:
+        """The first tick that the pause would not skip if it ended now (or did not skip, where it has run out)."""
+        if self.schedule is None or self.paused_at is None:
+            return None
+        over_at = self.seen_at if self.paused_until is None else min(self.seen_at, self.paused_until)
+        return tick_from(over_at, self.schedule)
 
     def __post_init__(self) -> None:
         if self.last_outcome is not None:

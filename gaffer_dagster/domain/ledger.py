@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from enum import Enum
 from itertools import pairwise
 
+from gaffer_dagster.domain.lease import LARGEST_SKEW
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.domain.schedule import Schedule
 
@@ -46,7 +47,7 @@ class Period:
 
 @dataclass(frozen=True)
 class Pause:
-    """`[since, until)`; no `until`: it goes on."""
+    """`[since, until)`; no `until`: it goes on. No two of a job overlap: a later one ends the one before."""
 
     since: datetime
     until: datetime | None
@@ -78,8 +79,9 @@ class History:
         for schedule, since, end in self._spans(after, until):
             yield from schedule.ticks(since, end)
 
-    def count(self, after: datetime, until: datetime) -> int:
-        """How many ticks in `(after, until]` were not skipped by a pause, at a cost for each day in between."""
+    def count(self, after: datetime, until: datetime, *, started_at: datetime) -> int:
+        """How many ticks in `(after, until]` a run that began at `started_at` covers: those that no pause skipped, and
+        those of the pause that it worked despite. At a cost for each day in between, not for each tick."""
         total = 0
         for schedule, since, end in self._spans(after, until):
             total += schedule.count(since, end)
@@ -87,9 +89,21 @@ class History:
                 # A pause takes in the tick at its very start, and leaves out the one at its end.
                 first = max(since, pause.since - _INSTANT)
                 last = end if pause.until is None else min(end, pause.until - _INSTANT)
-                if first < last:
+                if first < last and not pause.holds(started_at):
                     total -= schedule.count(first, last)
         return total
+
+    def next(self, after: datetime, now: datetime) -> datetime | None:
+        """The first tick later than `after` that was not skipped by a pause which is over at `now`. None: the job goes
+        by no schedule any more."""
+        for schedule, since, end in self._spans(after, _END):
+            tick = schedule.next(since)
+            while tick <= end:
+                pause = next((pause for pause in self.pauses if pause.holds(tick)), None)
+                if pause is None or pause.until is None or pause.until > now:
+                    return tick
+                tick = tick_from(pause.until, schedule)
+        return None
 
     def _spans(self, after: datetime, until: datetime) -> Iterator[tuple[Schedule, datetime, datetime]]:
         ends = [*(period.since for period in self.periods), until]
@@ -110,11 +124,13 @@ class Tick:
 
 
 _INSTANT = timedelta(microseconds=1)
+_END = datetime(9000, 1, 1, tzinfo=timezone.utc)
 
 
 def ledger(history: History, after: datetime, until: datetime, *, now: datetime, grace: timedelta) -> Iterator[Tick]:
     """Every tick in `(after, until]` with what became of it, as things stand at `now`."""
-    reaches = iter(history.reaches)
+    # One that lies in the future was dated by a clock that ran ahead for a while.
+    reaches = iter([reach for reach in history.reaches if reach.until <= now + LARGEST_SKEW])
     reach = next(reaches, None)
     for tick in history.ticks(after, until):
         while reach is not None and reach.until < tick:
@@ -143,4 +159,9 @@ def open_tick(next_due_at: datetime | None, schedule: Schedule | None, pause: Pa
     for."""
     if next_due_at is None or schedule is None or pause is None or not pause.holds(next_due_at):
         return next_due_at
-    return None if pause.until is None else schedule.next(pause.until - _INSTANT)
+    return None if pause.until is None else tick_from(pause.until, schedule)
+
+
+def tick_from(at: datetime, schedule: Schedule) -> datetime:
+    """The first tick at `at` or later."""
+    return schedule.next(at - _INSTANT)

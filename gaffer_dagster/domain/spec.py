@@ -179,7 +179,7 @@ def _code(code: CodeType, doc: str | None = None) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _code(constant)
-        elif constant != doc:
+        elif constant != doc and not (isinstance(constant, str) and "<locals>" in constant):  # Python 3.10: a name
             # The order within a set differs from process to process.
             is_set = isinstance(constant, frozenset)
             yield repr(sorted(map(repr, cast("frozenset[object]", constant))) if is_set else constant)

@@ -18,13 +18,14 @@ class RedoSource:
 
     cluster: str | None = None
 
-    def __init__(self, spec: JobSpec, window: Window) -> None:
+    def __init__(self, spec: JobSpec, window: Window, first_seen_at: datetime) -> None:
         self._job = spec.name
         self._window = window
+        self._first = spec.intervals.first(first_seen_at)
 
     def look(self, connection: db.Connection, at: datetime, position: Position | None, cluster: str | None) -> None:
         done = TimePosition.until_of(position)
-        if done is None or done < self._window.until:
+        if done is None or done < self._window.until or self._window.since < self._first:
             raise BadInputError(
                 f"the interval from {self._window.since.isoformat()} to {self._window.until.isoformat()} of job "
                 f"{self._job!r} has not been done yet, so it cannot be done again; a run without --interval does what "

@@ -115,7 +115,7 @@ class Run:
         if wish.redo is None:
             self._source = source_of(self.spec, grant.first_seen_at)
         else:
-            self._is_redo, self._source = True, RedoSource(self.spec, wish.redo)
+            self._is_redo, self._source = True, RedoSource(self.spec, wish.redo, grant.first_seen_at)
         while True:
             try:
                 self._source.look(self._holding.connection(), grant.granted_at, self._position, grant.cluster)
@@ -382,15 +382,17 @@ class Run:
         assert grant is not None  # noqa: S101 — only what is held is ended
         looked_at = self._looked_at or grant.granted_at
         next_tick = None if schedule is None else schedule.next(looked_at)
+        before = grant.covered_until or grant.first_seen_at or looked_at
         covered_until = self._covered_until(outcome, looked_at)
         follow_up = None if self._is_redo else self._follow_up(outcome, error)
 
         def ask(connection: db.Connection, lease: Lease) -> tuple[runs.Ending, RunRecord]:
-            next_due_at, covered = next_tick, None
+            now = horizon.now(connection)
+            next_due_at = covered = None
             if covered_until is not None and schedule is not None:
-                next_due_at = schedule.next(covered_until)
-                since = grant.covered_until or grant.first_seen_at or covered_until
-                covered = history.of_job(connection, self.spec.name).count(since, covered_until)
+                past = history.of_job(connection, self.spec.name)
+                next_due_at = past.next(max(before, covered_until), now)
+                covered = past.count(before, covered_until, started_at=grant.granted_at)
             ending = runs.end(
                 connection,
                 lease,
@@ -402,7 +404,7 @@ class Run:
                 backlog=backlog,
                 next_run_at=next_tick,
                 next_due_at=next_due_at,
-                follow_up_at=None if follow_up is None else horizon.now(connection) + follow_up,
+                follow_up_at=None if follow_up is None else now + follow_up,
                 sqlstate=None if error is None else db.sqlstate(error),
                 error=None if error is None else db.primary_message(error)[:2000],
             )

@@ -34,15 +34,12 @@ def _periods(connection: db.Connection, job: str) -> Iterator[Period]:
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(
             """
-            select first_seen_at as since, spec from gaffer.job_spec where job = %(job)s
-             union all
-            select since_at, spec from gaffer.job_spec where job = %(job)s and since_at <> first_seen_at
-             order by since
+            select since_at, spec -> 'schedule' as schedule from gaffer.job_spec where job = %s order by since_at, id
             """,
-            {"job": job},
+            [job],
         ).fetchall()
     for row in rows:
-        yield Period(row["since"], schedule_from_json(row["spec"]["schedule"]))
+        yield Period(row["since_at"], schedule_from_json(row["schedule"]))
 
 
 def _pauses(connection: db.Connection, job: str) -> Iterator[Pause]:
@@ -73,7 +70,7 @@ def _reaches(connection: db.Connection, job: str, since: datetime) -> list[Reach
                                 else greatest(covered_until, (watermark_to ->> 'until')::timestamptz) end as reach
                       from gaffer.job_runs
                      where job = %s and trigger <> 'redo') run
-             where reach > %s
+             where reach >= %s
              order by id
             """,
             [job, since],

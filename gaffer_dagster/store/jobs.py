@@ -100,7 +100,7 @@ def status(connection: db.Connection, job: str | None = None) -> list[JobRecord]
               join gaffer.job_lease l on l.job = j.name and l.slot = 0
               join gaffer.job_watermark w on w.job = j.name
               left join lateral (select outcome, started_at, backlog from gaffer.job_runs
-                                  where job = j.name and outcome not in ('busy', 'paused', 'late')
+                                  where job = j.name and outcome not in ('busy', 'paused', 'late') and trigger <> 'redo'
                                   order by id desc limit 1) r on true
              where %(job)s::text is null or j.name = %(job)s
              order by j.name

@@ -21,9 +21,14 @@ class Operator:
     reason: str | None
 
 
-def pause(connection: db.Connection, job: str, until: datetime | None, operator: Operator) -> datetime:
-    """From the returned time on, runs end `paused`, until `until` or a resume."""
-    return _call(connection, "select gaffer.pause(%s, %s, %s, %s)", job, until, operator.by, operator.reason)
+def pause(
+    connection: db.Connection, job: str, until: datetime | None, next_tick: datetime | None, operator: Operator
+) -> datetime:
+    """From the returned time on, runs end `paused`, until `until` or a resume. `next_tick`: the first tick after the
+    pause before, if there was one."""
+    return _call(
+        connection, "select gaffer.pause(%s, %s, %s, %s, %s)", job, until, next_tick, operator.by, operator.reason
+    )
 
 
 def resume(connection: db.Connection, job: str, next_tick: datetime | None, operator: Operator) -> bool:
@@ -33,6 +38,8 @@ def resume(connection: db.Connection, job: str, next_tick: datetime | None, oper
 
 def rename(connection: db.Connection, old: str, new: str, operator: Operator) -> None:
     """Watermark, fence and history go with the job. Raises `JobHeldError` while a run is at work."""
+    if new == old:
+        raise BadInputError(f"job {old!r} is called so already; give another name")
     try:
         _call(connection, "select gaffer.rename(%s, %s, %s, %s)", old, new, operator.by, operator.reason)
     except pg.UniqueViolation:

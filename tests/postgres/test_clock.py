@@ -6,14 +6,16 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from gaffer_dagster.domain.ledger import Disposition, ledger
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.errors import ClockSkewError, ForeignWatermarkError
+from gaffer_dagster.store import history
 from gaffer_dagster.store import jobs as job_table
 from gaffer_dagster.testing import Clock
 from tests.support import jobs, protocol
 
-MINUTES = timedelta(minutes=1)
+MINUTES, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
 @pytest.mark.parametrize("apart", [timedelta(minutes=10), timedelta(minutes=-10), timedelta(days=400)])
@@ -68,6 +70,24 @@ def test_a_clock_that_is_ten_years_ahead_for_a_while_leaves_nothing_behind(url: 
             assert status.last_outcome is Outcome.SUCCEEDED
             assert status.next_due_at is not None
             assert status.next_due_at < now + timedelta(days=2)
+
+
+def test_a_success_in_the_future_does_not_cover_the_ticks_until_then(url: str, clock: Clock) -> None:
+    """The worker's clock ran ahead too."""
+    jobs.make_source(url, 1)
+    for days in (3650, -3650):
+        clock.advance(timedelta(days=days))
+        assert jobs.run(jobs.spec(), url, worker_clock=clock.now).outcome is Outcome.SUCCEEDED
+    clock.advance(timedelta(hours=3))
+    record = jobs.run(jobs.spec(), url, worker_clock=clock.now)
+    assert record.ticks_covered == 3
+    with protocol.session(url) as connection:
+        status = job_table.get(connection, "copy_rows")
+        past = history.of_job(connection, "copy_rows", runs_since=record.started_at - timedelta(days=1))
+    assert status.open_tick is not None
+    assert record.started_at < status.open_tick <= record.started_at + timedelta(hours=1)
+    found = list(ledger(past, record.started_at, record.started_at + timedelta(hours=2), now=clock.now(), grace=HOUR))
+    assert {tick.disposition for tick in found} == {Disposition.FUTURE}
 
 
 def test_a_watermark_in_the_future_is_said_and_not_waited_for(url: str, clock: Clock) -> None:

@@ -293,7 +293,7 @@ def test_after_a_pause_one_run_does_it_all(url: str, hours: Any) -> None:
     """B38."""
     daily = hours("0 6 * * *")
     daily.at(MIDNIGHT + 6 * HOUR)
-    jobs.execute(url, "select gaffer.pause('copy_rows', null, 'ann', 'the source is rebuilt')")
+    jobs.execute(url, "select gaffer.pause('copy_rows', null, null, 'ann', 'the source is rebuilt')")
     for day in range(1, 4):
         assert daily.at(MIDNIGHT + day * DAY + 6 * HOUR, 2).outcome is Outcome.PAUSED
     jobs.execute(url, "select gaffer.resume('copy_rows', %s, 'ann', null)", MIDNIGHT + 4 * DAY + 6 * HOUR)

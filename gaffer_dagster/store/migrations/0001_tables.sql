@@ -1,7 +1,7 @@
 -- The tables of gaffer_dagster. Everything lives in the schema `gaffer`; nothing is put into `public`.
 --
 --   job              a job as last seen: its spec, whether it is paused, its last success, its failure streak
---   job_spec         each spec that a job ever had
+--   job_spec         each spec that a job ever had, and each schedule in the order in which the job went by them
 --   job_lease        who may write for a job: one row for each slot, with the fence that decides at COMMIT
 --   job_watermark    how far the job has got; moves only in the transaction that also carries the batch's writes
 --   job_runs         one row for each attempt that reached the database
@@ -47,14 +47,17 @@ create table gaffer.job (
     check (paused_at is not null or (paused_until is null and paused_by is null and pause_reason is null))
 );
 
+-- A spec that comes back (a rollback) has another row if it brings another schedule with it.
 create table gaffer.job_spec (
+    id            bigint generated always as identity primary key,
     job           text not null references gaffer.job (name) on update cascade,
     spec_hash     text not null,
     spec          jsonb not null,
     first_seen_at timestamptz not null,
-    since_at      timestamptz not null,     -- when it last became the job's spec
-    primary key (job, spec_hash)
+    since_at      timestamptz not null      -- from then on the job went by its schedule
 );
+
+create index job_spec_history on gaffer.job_spec (job, id);
 
 -- No index but the key, and none may be added on a column that a renewal changes: updates stay in place (HOT).
 create table gaffer.job_lease (

@@ -67,7 +67,7 @@ as 'select system_identifier::text from pg_catalog.pg_control_system()';
 -- Makes the job known as it is now; writes nothing when nothing changed. Returns the zone data of whoever registered
 -- it before, where they were others.
 --
--- `p_next_due_at` is the next tick of this spec. A changed spec goes by it from now on, whatever its ticks in the past
+-- `p_next_due_at` is the next tick of this spec. A changed spec (or zone data) goes by it from now on, whatever its ticks in the past
 -- would have been; a tick that is due already under the old one stays due. `p_known` are the jobs that are registered
 -- together with this one: a new job that does the work of a known one outside of them is a renamed job, which would
 -- begin anew with another watermark, and is refused unless `p_as_new`.
@@ -93,6 +93,18 @@ begin
                 'renamed: gaffer rename % %, which keeps its watermark; if it is another job: gaffer register --new %',
                 p_job, v_like, v_like, p_job, p_job using errcode = 'GF007';
         end if;
+    elsif greatest(v_job.first_seen_at, v_job.covered_until, v_job.skipped_until) > v_now + interval '5 minutes' then
+        -- The clock ran ahead for a while: what it dated must not keep the job quiet until then.
+        update gaffer.job
+           set first_seen_at = least(first_seen_at, v_now),
+               covered_until = case when covered_until > v_now then v_now else covered_until end,
+               skipped_until = case when skipped_until > v_now then v_now else skipped_until end,
+               last_success_at = case when last_success_at > v_now then v_now else last_success_at end,
+               last_success_tick = case when last_success_tick > v_now then null else last_success_tick end,
+               next_due_at = p_next_due_at
+         where name = p_job;
+        update gaffer.job_spec set since_at = v_now, first_seen_at = least(first_seen_at, v_now)
+         where job = p_job and since_at > v_now;
     elsif v_job.spec_hash = p_spec_hash and v_job.work_hash is not distinct from p_work_hash
           and v_job.zone_data is not distinct from p_zone_data then
         return null;
@@ -102,13 +114,14 @@ begin
     on conflict (name) do nothing;
     update gaffer.job
        set spec = p_spec, spec_hash = p_spec_hash, work_hash = p_work_hash, zone_data = p_zone_data,
-           next_due_at = case when spec_hash = p_spec_hash or (next_due_at <= v_now and p_next_due_at is not null)
+           next_due_at = case when spec_hash = p_spec_hash and zone_data is not distinct from p_zone_data
+                                   or next_due_at <= v_now and p_next_due_at is not null
                               then next_due_at else p_next_due_at end
      where name = p_job;
-    insert into gaffer.job_spec as known (job, spec_hash, spec, first_seen_at, since_at)
-    values (p_job, p_spec_hash, p_spec, v_now, v_now)
-    on conflict (job, spec_hash) do update set since_at = v_now
-     where v_job.spec_hash is distinct from known.spec_hash;
+    insert into gaffer.job_spec (job, spec_hash, spec, first_seen_at, since_at)
+    select p_job, p_spec_hash, p_spec, coalesce(min(first_seen_at), v_now), v_now
+      from gaffer.job_spec where job = p_job and spec_hash = p_spec_hash
+    having count(*) = 0 or v_job.spec -> 'schedule' is distinct from p_spec -> 'schedule';
     insert into gaffer.job_lease (job, slot)
     select p_job, slot from generate_series(0, p_slots - 1) as slot
     on conflict do nothing;
@@ -172,9 +185,9 @@ begin
     elsif v_job.paused_at is not null and not p_despite_pause
           and (v_job.paused_until is null or v_job.paused_until > gaffer.clock()) then
         v_grant.outcome := 'paused';
-    elsif gaffer.clock() > p_tick + p_max_late
+    elsif v_lease.lease_until <= gaffer.clock() and gaffer.clock() > p_tick + p_max_late
           and p_tick > coalesce(v_job.covered_until, v_job.first_seen_at) then
-        v_grant.outcome := 'late';
+        v_grant.outcome := 'late';   -- a holder at work may still do it; then this one is busy
     elsif v_lease.job is not null then
         update gaffer.job_lease
            set fence = case when lease_id = p_lease_id then fence else fence + 1 end,
@@ -201,7 +214,7 @@ begin
         values (p_job, p_slot, p_owner, p_dagster_run_id, p_trigger, p_tick, p_spec_hash, p_redo, p_zone_data,
                 v_grant.granted_at, v_grant.granted_at, v_grant.outcome, p_refusal)
         returning id into v_grant.run_id;
-        if v_grant.outcome = 'failed' then
+        if v_grant.outcome = 'failed' and p_redo is null then
             perform gaffer.count_failure(p_job, p_tick);
         elsif v_grant.outcome = 'late' then
             update gaffer.job set skipped_until = greatest(skipped_until, p_tick), next_due_at = p_next_tick
@@ -214,6 +227,9 @@ begin
         return v_grant;
     end if;
 
+    if p_redo is null then
+        update gaffer.job set follow_up_at = null where name = p_job and follow_up_at is not null;
+    end if;
     for v_dead in
         update gaffer.job_runs
            set outcome = 'abandoned', ended_at = gaffer.clock(),
@@ -223,9 +239,10 @@ begin
     loop
         if v_dead.trigger <> 'redo' then
             perform gaffer.count_failure(p_job, v_dead.tick);
+            -- A redo does not do what the dead run has left.
+            update gaffer.job set follow_up_at = gaffer.clock() where name = p_job and p_redo is not null;
         end if;
     end loop;
-    update gaffer.job set follow_up_at = null where name = p_job and follow_up_at is not null;
 
     v_grant.outcome := 'granted';
     v_grant.fence := v_lease.fence;

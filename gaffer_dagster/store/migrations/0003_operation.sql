@@ -1,15 +1,20 @@
 -- What people do to a job. Each is one transaction with its row in gaffer.operator_action.
 
 -- From now until `p_until` (null: until it is resumed) runs end `paused` and their ticks are skipped. A pause of a job
--- that is paused takes the place of the one before.
-create function gaffer.pause(p_job text, p_until timestamptz, p_by text, p_reason text) returns timestamptz
+-- that is paused takes the place of the one before, after which `p_next_tick` is the first tick.
+create function gaffer.pause(
+    p_job text, p_until timestamptz, p_next_tick timestamptz, p_by text, p_reason text
+) returns timestamptz
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz := gaffer.clock();
 begin
-    update gaffer.job set paused_at = v_now, paused_until = p_until, paused_by = p_by, pause_reason = p_reason
+    update gaffer.job
+       set paused_at = v_now, paused_until = p_until, paused_by = p_by, pause_reason = p_reason,
+           next_due_at = case when next_due_at >= paused_at and next_due_at < least(v_now, paused_until)
+                              then p_next_tick else next_due_at end
      where name = p_job;
     if not found then
         raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
@@ -19,7 +24,7 @@ begin
     return v_now;
 end $$;
 
--- Ends a pause. `p_next_tick` is the first tick after now: those of the pause are skipped. False: it was not paused.
+-- Ends a pause, of which `p_next_tick` is the first tick after: those within are skipped. False: it was not paused.
 create function gaffer.resume(p_job text, p_next_tick timestamptz, p_by text, p_reason text) returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
