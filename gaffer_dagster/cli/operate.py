@@ -21,6 +21,8 @@ from gaffer_dagster.errors import BadInputError, BadSpecError
 from gaffer_dagster.store import db, jobs, migrate, operations
 from gaffer_dagster.store.operations import Operator
 
+_LAST_YEAR = 9000  # as of every time that people give
+
 
 def _whose(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option("--by", help="Who does it; left out: user and host.")(command)
@@ -60,12 +62,21 @@ def _end(text: str, now: datetime, zone: str) -> datetime:
     try:
         end = now + as_duration(text, "--until")
     except BadSpecError:
-        end = as_moment(text, "--until", zone)
+        end = _moment(text, zone)
     except OverflowError:
-        raise BadInputError(f"--until {text!r} is too long; leave it out for a pause without end") from None
+        end = datetime.max.replace(tzinfo=now.tzinfo)
+    if end.year > _LAST_YEAR:
+        raise BadInputError(f"--until {text!r} is too long; leave it out for a pause without end")
     if end <= now:
         raise BadInputError(f"--until {text!r} is over already (it is {show_time(now)}); give a later time")
     return end
+
+
+def _moment(text: str, zone: str) -> datetime:
+    try:
+        return as_moment(text, "--until", zone)
+    except BadInputError as error:
+        raise BadInputError(f"{error}; or how long, such as 2h") from None
 
 
 @click.command()

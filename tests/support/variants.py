@@ -118,6 +118,11 @@ def install(url: str, name: str) -> None:
     _define(url, _replace(text, variant.replaced))
 
 
+def replace(url: str, function: str, replaced: Mapping[str, str]) -> None:
+    """Replaces texts, each of which is there once, in one function of the protocol of this database."""
+    _define(url, _replace(_function(function), replaced))
+
+
 def patch(name: str) -> None:
     """Replaces what the variant does differently in this process."""
     variant = VARIANTS[name]

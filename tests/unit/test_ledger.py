@@ -184,8 +184,8 @@ _ZONES = ("UTC", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca")
 def _moments(rng: random.Random, count: int) -> list[datetime]:
     """Rising, and often at a whole hour, where ticks are. Both changes of New York's clock in 2027 are near."""
     begin = rng.choice([datetime(2027, 3, 12, tzinfo=timezone.utc), datetime(2027, 11, 5, tzinfo=timezone.utc)])
-    found = {begin + rng.choice([HOUR * rng.randrange(96), timedelta(seconds=rng.randrange(96 * 3600))]) for _ in range(count)}
-    return sorted(found)
+    seconds = [rng.choice([3600 * rng.randrange(96), rng.randrange(96 * 3600)]) for _ in range(count)]
+    return sorted({begin + timedelta(seconds=each) for each in seconds})
 
 
 def _random_history(rng: random.Random) -> History:
@@ -224,7 +224,8 @@ def check(keep: Callable[[History, datetime, datetime], int], seed: int, rounds:
         ticks = list(ledger(history, after, until, now=now, grace=rng.choice([timedelta(), 5 * MINUTE])))
         assert [tick.at for tick in ticks] == _expected(history, after, until)
         assert all((tick.disposition is Disposition.FUTURE) == (tick.at > now) for tick in ticks)
-        assert all((tick.run_id is None) == (tick.disposition in (PAUSED, MISSED, Disposition.FUTURE)) for tick in ticks)
+        by_no_run = (PAUSED, MISSED, Disposition.FUTURE)
+        assert all((tick.run_id is None) == (tick.disposition in by_no_run) for tick in ticks)
         paused = {tick.at for tick in ticks if any(one.holds(tick.at) for one in history.pauses)}
         assert {tick.at for tick in ticks if tick.disposition is PAUSED} <= paused
         # No run worked despite a pause: then exactly those are skipped.
