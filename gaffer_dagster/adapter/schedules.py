@@ -22,6 +22,8 @@ from gaffer_dagster.store import db, jobs
 # A queued run that is older may be stuck, and must not keep others away.
 _YOUNG = timedelta(minutes=10)
 _AT_ONCE = timedelta(minutes=1)
+# Not the log of the evaluation: that needs Dagster's storage, which may be what cannot be read.
+_LOG = dg.get_dagster_logger("gaffer")
 
 
 def schedule_of(
@@ -37,12 +39,12 @@ def schedule_of(
     def evaluate(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         at = context.scheduled_execution_time.astimezone(timezone.utc)
         tick = schedule.latest(at)
-        why_not = _queued(context.instance, spec.name, at, min(_YOUNG, schedule.shortest_interval()))
-        if why_not is None and not wake.is_plain:
-            try:
-                why_not = _not_due(resource, spec, schedule, at)
-            except Exception as error:
-                context.log.warning(f"asks for a run, as what is due cannot be read: {db.primary_message(error)}")
+        try:
+            why_not = None if wake.is_plain else _not_due(resource, spec, schedule, at)
+            why_not = why_not or _queued(context.instance, spec.name, at, min(_YOUNG, schedule.shortest_interval()))
+        except Exception as error:  # Dagster would drop the tick
+            _LOG.warning(f"asks for a run of {spec.name}, as what waits cannot be read: {db.primary_message(error)}")
+            why_not = None
         if why_not is not None:
             return dg.SkipReason(why_not)
         return dg.RunRequest(tags={} if tick is None else {TICK_TAG: tick.isoformat()})
@@ -83,7 +85,7 @@ def _not_due(resource: GafferResource | None, spec: JobSpec, schedule: Schedule,
             return None
         return f"no tick of {spec.name} is due; the next is at {coming}"
     if record.open_tick is None:
-        return f"{spec.name} is paused"
+        return None if record.pause is None else f"{spec.name} is paused"
     if record.open_tick > at:
         return f"every tick of {spec.name} is covered; the next is at {record.open_tick.isoformat()}"
     at_work = record.last_outcome is Outcome.RUNNING and record.lease_until and record.lease_until > record.seen_at
