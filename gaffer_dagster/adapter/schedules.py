@@ -17,6 +17,7 @@ from gaffer_dagster.adapter.wakeups import wake_up
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec
+from gaffer_dagster.domain.words import words
 from gaffer_dagster.store import db, jobs
 
 # A queued run that is older may be stuck, and must not keep others away.
@@ -56,7 +57,7 @@ def schedule_of(
         execution_timezone=wake.timezone,
         execution_fn=evaluate,
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description=f"Wakes {spec.name} at {schedule.canonical}.{instead}",
+        description=f"{words(schedule)} ({schedule.canonical}). Wakes {spec.name}.{instead}",
     )
 
 
@@ -74,7 +75,7 @@ def _queued(instance: dg.DagsterInstance, job: str, at: datetime, young: timedel
 
 def _not_due(resource: GafferResource | None, spec: JobSpec, schedule: Schedule, at: datetime) -> str | None:
     """Why nothing is to be asked for, where no tick up to `at` waits to be covered."""
-    tick, coming = schedule.latest(at), schedule.next(at).isoformat()
+    tick, coming = schedule.latest(at), schedule.next(at)
     if resource is None:
         return None
     with db.connect(resource.url(), application_name="gaffer:schedule") as connection, db.impatient(connection):
@@ -83,9 +84,13 @@ def _not_due(resource: GafferResource | None, spec: JobSpec, schedule: Schedule,
         # What the database knows is not of this schedule: a tick now counts, and so does what was due before.
         if (tick is not None and at - tick < _AT_ONCE) or (record and record.open_tick and record.open_tick <= at):
             return None
-        return f"no tick of {spec.name} is due; the next is at {coming}"
+        return f"no tick of {spec.name} is due; the next is at {coming.isoformat()}"
     if record.open_tick is None:
         return None if record.pause is None else f"{spec.name} is paused"
+    if record.pause is not None and record.pause.holds(at):
+        return f"{spec.name} is paused"
+    if coming < record.open_tick:  # impossible, but for a clock that ran ahead for a while
+        return None
     if record.open_tick > at:
         return f"every tick of {spec.name} is covered; the next is at {record.open_tick.isoformat()}"
     at_work = record.last_outcome is Outcome.RUNNING and record.lease_until and record.lease_until > record.seen_at

@@ -57,8 +57,11 @@ def test_a_schedule_that_dagster_gets_wrong_is_driven_by_wake_ups_in_utc() -> No
     plain, woken = (defs.resolve_schedule_def(f"{name}_schedule") for name in ("several", "hard"))
     assert (plain.cron_schedule, plain.execution_timezone) == (["0 6 * * *", "30 7 * * 1-5"], "Asia/Tokyo")
     assert (woken.cron_schedule, woken.execution_timezone) == ("0 5,6,17,18 * * *", "UTC")
-    assert plain.description == "Wakes several at 0 6 * * * | 30 7 * * 1-5 | Asia/Tokyo | end | second."
-    assert str(woken.description).startswith("Wakes hard at 0 18 * * * | 0 6 * * * | Europe/Dublin | end | second. ")
+    assert plain.description == (
+        "At 06:00 every day; and at 07:30 on Monday to Friday, in Asia/Tokyo (0 6 * * * | 30 7 * * 1-5 | Asia/Tokyo |"
+        " end | second). Wakes several."
+    )
+    assert str(woken.description).startswith("At 18:00 every day; and at 06:00 every day, in Europe/Dublin (")
     assert "several crons" in str(woken.description)
 
 
