@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from gaffer_dagster.domain.lease import clocks_apart
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.zone_data import zone_data
-from gaffer_dagster.errors import ClockSkewError
+from gaffer_dagster.errors import ClockSkewError, RenamedJobError
 from gaffer_dagster.store import db, jobs, migrate
 from gaffer_dagster.store.jobs import Registration
 
@@ -40,7 +40,7 @@ def register_all(
     worker_clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
 ) -> list[str]:
     """Makes the jobs known, and returns the names of those that were not, or not so. `new`: jobs that are no renamed
-    ones though they do the work of others. Raises `RenamedJobError`, `ClockSkewError`."""
+    ones though they do the work of others. Raises `ClockSkewError`, and `RenamedJobError` once all others are known."""
     found = {definition.spec.name: definition for definition in definitions}
     now = migrate.verify(connection)
     apart = clocks_apart(now, worker_clock())
@@ -48,11 +48,18 @@ def register_all(
         raise ClockSkewError(apart)
     before = jobs.hashes(connection, list(found))
     changed: list[str] = []
+    refused: list[RenamedJobError] = []
     for name, definition in found.items():
         wanted = registration_of(definition, found, as_new=name in new)
         if before.get(name) != (definition.spec.hash, wanted.work_hash, wanted.zone_data):
             schedule = definition.spec.schedule
             next_tick = None if schedule is None else schedule.next(now)
-            jobs.register(connection, definition.spec, wanted, next_tick=next_tick)
-            changed.append(name)
+            try:
+                jobs.register(connection, definition.spec, wanted, next_tick=next_tick)
+            except RenamedJobError as error:
+                refused.append(error)
+            else:
+                changed.append(name)
+    if refused:
+        raise RenamedJobError("\n".join(str(error) for error in refused))
     return changed
