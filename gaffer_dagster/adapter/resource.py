@@ -19,6 +19,7 @@ from gaffer_dagster import database
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.run import Run, open_run
+from gaffer_dagster.errors import BadInputError
 
 TICK_TAG = "gaffer/tick"
 _SCHEDULE_TAG = "dagster/schedule_name"
@@ -40,7 +41,11 @@ class GafferResource(dg.ConfigurableResource[Any]):
         """The URL itself; starts the private server where that is meant."""
         given = self.dsn
         if isinstance(given, dg.EnvVar):
-            given = given.get_value() or ""
+            variable, given = given.env_var_name, given.get_value()
+            if not given:
+                raise BadInputError(
+                    f"{variable} is not set; set it to the database's URL, or to {database.LOCAL!r} for a private server"
+                )
         return database.resolve(given)
 
     @contextmanager

@@ -11,6 +11,7 @@ import dagster as dg
 from gaffer_dagster.adapter.assets import JOB_TAG, GafferJob
 from gaffer_dagster.adapter.resource import GafferResource
 from gaffer_dagster.engine.registry import register_all
+from gaffer_dagster.errors import RenamedJobError
 from gaffer_dagster.store import db, jobs
 
 NAME = "gaffer_watch"
@@ -31,7 +32,11 @@ def watch_of(
             here = [job for job in found if job.database == name]
             if here and resource is not None:
                 try:
-                    requests += _follow_up(context, here, targets, resource)
+                    with db.connect(resource.url(), application_name="gaffer:watch") as connection:
+                        refused = _make_known(context, connection, here)
+                        requests += _follow_up(context, connection, here, targets)
+                    if refused is not None:
+                        raise refused
                 except Exception as error:  # one database that is away must not silence the others
                     context.log.error(f"database {name!r}: {db.primary_message(error)}")
                     failed.append(error)
@@ -52,18 +57,28 @@ def watch_of(
     )
 
 
-def _follow_up(
-    context: dg.SensorEvaluationContext,
-    found: Sequence[GafferJob],
-    targets: Mapping[str, Any],
-    resource: GafferResource,
-) -> list[dg.RunRequest]:
-    with db.connect(resource.url(), application_name="gaffer:watch") as connection:
+def _make_known(
+    context: dg.SensorEvaluationContext, connection: db.Connection, found: Sequence[GafferJob]
+) -> RenamedJobError | None:
+    """Returns why some of the jobs were refused; the others are known, and go on."""
+    try:
         changed = register_all(connection, [job.definition for job in found])
-        wanted = jobs.wanted(connection, [job.spec.name for job in found])
+    except RenamedJobError as error:
+        return error
     if changed:
         context.log.info(f"made known: {', '.join(changed)}")
+    return None
+
+
+def _follow_up(
+    context: dg.SensorEvaluationContext,
+    connection: db.Connection,
+    found: Sequence[GafferJob],
+    targets: Mapping[str, Any],
+) -> list[dg.RunRequest]:
     requests: list[dg.RunRequest] = []
+    with db.impatient(connection):
+        wanted = jobs.wanted(connection, [job.spec.name for job in found])
     for each in wanted:
         waiting = dg.RunsFilter(tags={JOB_TAG: each.job}, statuses=[dg.DagsterRunStatus.QUEUED])
         if not context.instance.get_run_records(waiting, limit=1):

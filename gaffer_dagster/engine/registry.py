@@ -40,7 +40,7 @@ def register_all(
     worker_clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
 ) -> list[str]:
     """Makes the jobs known, and returns the names of those that were not, or not so. `new`: jobs that are no renamed
-    ones though they do the work of others. Raises `ClockSkewError`; `RenamedJobError` once the others are known."""
+    ones though they do the work of others. Raises `ClockSkewError`, and `RenamedJobError` once all others are known."""
     found = {definition.spec.name: definition for definition in definitions}
     now = migrate.verify(connection)
     apart = clocks_apart(now, worker_clock())
@@ -55,10 +55,12 @@ def register_all(
             schedule = definition.spec.schedule
             next_tick = None if schedule is None else schedule.next(now)
             try:
-                jobs.register(connection, definition.spec, wanted, next_tick=next_tick)
-                changed.append(name)
+                with db.impatient(connection):
+                    jobs.register(connection, definition.spec, wanted, next_tick=next_tick)
             except RenamedJobError as error:
                 refused.append(error)
+            else:
+                changed.append(name)
     if refused:
-        raise refused[0]
+        raise RenamedJobError("\n".join(str(error) for error in refused))
     return changed

@@ -22,7 +22,9 @@ import pytest
 import time_machine
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.remote_origin import InProcessCodeLocationOrigin
+from dagster._core.scheduler.instigation import InstigatorTick
 from dagster._core.test_utils import InProcessTestWorkspaceLoadTarget
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
@@ -134,15 +136,28 @@ class Location:
         with self.it_is(when):
             list(QueuedRunCoordinatorDaemon(interval_seconds=5).run_iteration(self.workspace))
 
-    def skips(self) -> list[str]:
-        """Why ticks of schedules and sensors were skipped, the newest first."""
-        states = self.instance.all_instigator_state()
-        ticks = [self.instance.get_ticks(state.instigator_origin_id, state.selector_id) for state in states]
-        return [tick.tick_data.skip_reason or "" for each in ticks for tick in each]
+    @property
+    def name(self) -> str:
+        (name,) = self.workspace.create_request_context().code_location_names
+        return name
+
+    def ticks(self, kind: InstigatorType) -> list[InstigatorTick]:
+        """The ticks of schedules or sensors, the newest first."""
+        return [
+            tick
+            for state in self.instance.all_instigator_state(instigator_type=kind)
+            if _location_of(state.origin) == self.name
+            for tick in self.instance.get_ticks(state.instigator_origin_id, state.selector_id)
+        ]
 
     def runs(self, job: str) -> list[dg.DagsterRun]:
         """The runs of a job, the oldest first."""
-        return self.instance.get_runs(dg.RunsFilter(tags={"gaffer/job": job}))[::-1]
+        found = self.instance.get_runs(dg.RunsFilter(tags={"gaffer/job": job}))[::-1]
+        return [run for run in found if _location_of(run.remote_job_origin) == self.name]
+
+
+def _location_of(origin: Any) -> str:
+    return origin.repository_origin.code_location_origin.location_name
 
 
 @contextmanager
