@@ -175,7 +175,7 @@ def test_a_paused_job_is_not_followed_up(url: str, clock: Clock, instance: dg.Da
         daemons.evaluate(NEW_YEAR - EVERY)
         daemons.evaluate(NEW_YEAR + AWAKE)
         with protocol.session(url) as connection:
-            operations.pause(connection, "copied", None, OPERATOR)
+            operations.pause(connection, "copied", None, None, OPERATOR)
             daemons.watch(NEW_YEAR + EVERY)
             assert len(daemons.runs("copied")) == 1
             operations.resume(connection, "copied", None, OPERATOR)
