@@ -52,7 +52,7 @@ class _Group(click.Group):
             click.echo(f"gaffer: {error}", err=True)
             sys.exit(FAILED)
         except UnicodeEncodeError as error:  # bytes of the command line that are no text
-            click.echo(f"gaffer: {error.object!r} cannot be sent to the database ({error}); write it in UTF-8", err=True)
+            click.echo(f"gaffer: {error.object!r} is no text for a database ({error}); write it in UTF-8", err=True)
             sys.exit(FAILED)
         except Exception as error:
             if not db.is_database_error(error):

@@ -53,8 +53,8 @@ def ticks(job: str, since: str | None, until: str | None, as_json: bool) -> None
     found = list(islice(entries, _MOST + 1))
     if len(found) > _MOST:
         raise BadInputError(
-            f"{job} has more than {_MOST:,} ticks from {show_time(begin)} to {show_time(end)}; give --since and --until "
-            "that are nearer to each other, or take --json"
+            f"{job} has more than {_MOST:,} ticks from {show_time(begin)} to {show_time(end)}; give a later --since, "
+            "an earlier --until, or --json"
         )
     if found:
         _print(found)

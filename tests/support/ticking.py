@@ -1,4 +1,4 @@
-"""A job whose ticks a test lives through: it sets the clock of database and worker, wakes the job, and asks `gaffer`."""
+"""A job whose ticks a test lives through: it sets the clock of both sides, wakes the job, and asks `gaffer`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Ticking:
             self.spec = each
 
     def run(
-        self, when: float, rows: int = 0, *, work: Callable[[Batch], Any] | None = None, fails: bool = False, **told: Any
+        self, when: float, rows: int = 0, *, work: Callable[[Any], Any] | None = None, fails: bool = False, **told: Any
     ) -> RunRecord:
         """The run that the newest tick wakes; it finds this many new rows. What the work raises is only recorded."""
         self.clock.set(at(when))

@@ -133,7 +133,8 @@ def test_a_run_despite_a_pause_covers_the_ticks_of_that_pause_alone() -> None:
 
 def test_each_tick_is_by_the_schedule_that_was_in_force() -> None:
     halves = Schedule("30 * * * *")
-    history = History([Period(at(-1), HOURLY), Period(at(2), halves), Period(at(4.25), None), Period(at(6), HOURLY)], [])
+    changes = {-1: HOURLY, 2: halves, 4.25: None, 6: HOURLY}
+    history = History([Period(at(since), schedule) for since, schedule in changes.items()], [])
     ticks = [(tick - MIDNIGHT) / HOUR for tick in history.ticks(MIDNIGHT, at(8))]
     # The tick at the very change is the old schedule's, as it was due already.
     assert ticks == [1, 2, 2.5, 3.5, 7, 8]
