@@ -14,7 +14,7 @@ from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.testing import Clock
-from tests.support import protocol, ticking
+from tests.support import protocol, ticking, variants
 from tests.support.ticking import HOURS, BrokenError, Ticking, at, invoke
 
 Make = Callable[[JobSpec], Ticking]
@@ -160,6 +160,12 @@ def test_only_a_tick_can_be_too_late(ticks: Make, trigger: str, outcome: Outcome
     assert job.run(1.3).outcome is outcome
     assert job.due == 2
     assert job.run(2.1).outcome is Outcome.SUCCEEDED
+
+
+def test_a_late_tick_that_is_asked_for_again_would_be_caught(ticks: Make, url: str) -> None:
+    variants.replace(url, "acquire", {"p_tick), next_due_at = p_next_tick": "p_tick)"})
+    with pytest.raises(AssertionError):
+        test_only_a_tick_can_be_too_late(ticks, "schedule", Outcome.LATE)
 
 
 def test_a_late_tick_that_meets_a_holder_is_busy(ticks: Make) -> None:
