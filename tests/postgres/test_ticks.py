@@ -274,7 +274,7 @@ def test_a_job_without_a_schedule_has_no_ticks(ticks: Make, url: str) -> None:
     job = ticks(JobSpec("job", ticking.ROWS))
     record = job.run(5, 3)
     assert (record.outcome, record.ticks_covered, record.next_run_at, job.due) == (Outcome.SUCCEEDED, None, None, None)
-    assert "job has no tick" in job.gaffer("ticks", "job")
+    assert job.gaffer("ticks", "job").endswith("; it has no schedule.\n")
 
 
 def test_a_database_that_is_away_is_to_be_tried_again() -> None:
