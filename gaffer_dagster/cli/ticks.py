@@ -59,7 +59,8 @@ def ticks(job: str, since: str | None, until: str | None, as_json: bool) -> None
     if found:
         _print(found)
     else:
-        click.echo(f"{job} has no tick from {show_time(begin)} to {show_time(end)}.")
+        why = "; it has no schedule" if record.schedule is None else ""
+        click.echo(f"{job} has no tick from {show_time(begin)} to {show_time(end)}{why}.")
 
 
 def _window(record: JobRecord, since: str | None, until: str | None) -> tuple[datetime, datetime]:

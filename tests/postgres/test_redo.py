@@ -18,8 +18,8 @@ from tests.support.ticking import DAY, MINUTE, SECOND, Ticking, at, hours
 
 INTERVALS = EachInterval(settle="1s", start=at(0))
 JOB = """
-    select spec_hash, covered_until, skipped_until, last_success_at, last_success_tick, consecutive_failures, failed_tick,
-           next_due_at, follow_up_at, position
+    select spec_hash, covered_until, skipped_until, last_success_at, last_success_tick, consecutive_failures,
+           failed_tick, next_due_at, follow_up_at, position
       from gaffer.job join gaffer.job_watermark on job = name
     """
 
@@ -253,5 +253,3 @@ def test_a_broken_redo_would_be_caught(job: Ticking, name: str) -> None:
     variants.replace(job.url, function, replaced)
     with pytest.raises(AssertionError):
         test(job)
-
-

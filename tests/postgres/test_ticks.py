@@ -14,7 +14,7 @@ from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.testing import Clock
-from tests.support import protocol, ticking
+from tests.support import protocol, ticking, variants
 from tests.support.ticking import HOURS, BrokenError, Ticking, at, invoke
 
 Make = Callable[[JobSpec], Ticking]
@@ -162,6 +162,12 @@ def test_only_a_tick_can_be_too_late(ticks: Make, trigger: str, outcome: Outcome
     assert job.run(2.1).outcome is Outcome.SUCCEEDED
 
 
+def test_a_late_tick_that_is_asked_for_again_would_be_caught(ticks: Make, url: str) -> None:
+    variants.replace(url, "acquire", {"p_tick), next_due_at = p_next_tick": "p_tick)"})
+    with pytest.raises(AssertionError):
+        test_only_a_tick_can_be_too_late(ticks, "schedule", Outcome.LATE)
+
+
 def test_a_late_tick_that_meets_a_holder_is_busy(ticks: Make) -> None:
     """The holder may still do it; it will look again."""
     job = ticks(ticking.spec(max_late="1m"))
@@ -268,7 +274,7 @@ def test_a_job_without_a_schedule_has_no_ticks(ticks: Make, url: str) -> None:
     job = ticks(JobSpec("job", ticking.ROWS))
     record = job.run(5, 3)
     assert (record.outcome, record.ticks_covered, record.next_run_at, job.due) == (Outcome.SUCCEEDED, None, None, None)
-    assert "job has no tick" in job.gaffer("ticks", "job")
+    assert job.gaffer("ticks", "job").endswith("; it has no schedule.\n")
 
 
 def test_a_database_that_is_away_is_to_be_tried_again() -> None:

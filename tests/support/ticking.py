@@ -92,9 +92,7 @@ class Ticking:
         """Hour, disposition and run of each tick."""
         answer = self.gaffer("ticks", self.spec.name, "--json", f"--since={at(since)}", f"--until={at(until)}")
         told = [json.loads(line) for line in answer.splitlines()]
-        return [
-            (hours(datetime.fromisoformat(each["tick"])) or 0, each["disposition"], each["run"]) for each in told
-        ]
+        return [(hours(datetime.fromisoformat(each["tick"])) or 0, each["disposition"], each["run"]) for each in told]
 
     def dispositions(self, until: float = 12) -> list[str]:
         return [disposition for _, disposition, _ in self.ledger(until=until)]

@@ -42,9 +42,7 @@ def kept(history: History, until: float, *, now: float | None = None, grace: tim
 
 
 def told(history: History, until: float, **given: float) -> list[tuple[float, str, int | None]]:
-    return [
-        ((tick.at - MIDNIGHT) / HOUR, str(tick.disposition), tick.run_id) for tick in kept(history, until, **given)
-    ]
+    return [((tick.at - MIDNIGHT) / HOUR, str(tick.disposition), tick.run_id) for tick in kept(history, until, **given)]
 
 
 def test_every_tick_is_listed_and_what_nobody_noticed_is_missed() -> None:
