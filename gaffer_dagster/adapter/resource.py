@@ -44,7 +44,7 @@ class GafferResource(dg.ConfigurableResource[Any]):
             variable, given = given.env_var_name, given.get_value()
             if not given:
                 raise BadInputError(
-                    f"{variable} is not set; set it to the database's URL, or to {database.LOCAL!r} for a private server"
+                    f"{variable} is not set; set it to the database's URL, or to {database.LOCAL!r} for a private one"
                 )
         return database.resolve(given)
 

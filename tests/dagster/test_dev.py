@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def make_tables(url: str) -> None:
-    for job in ("ticking", "asked"):
+    for job in ("ticking", "asked", "backlog"):
         jobs.make_source(url, table=f"source_{job}")
         jobs.execute(url, f"create table target_{job} (like target)")
     jobs.execute(url, "create table script (job text primary key, step text)")
@@ -217,8 +217,25 @@ def do_asked(batch: Batch) -> None:
     batch.insert("target_asked", [{"id": row["id"], "fence": batch.fence, "batch": batch.number} for row in batch.rows])
 
 
+def test_a_backlog_is_worked_off_without_another_tick(database: str, dagster: Deployment) -> None:
+    """The next tick is up to a year away; the sensor asks for the next run within half a minute."""
+    jobs.add_rows(database, 30, table="source_backlog")
+    assert dagster.finish(dagster.launch("backlog_job", "backlog", "by hand")) == "SUCCESS"
+    wait_until(lambda: jobs.query(database, "select 1 from target_backlog having count(*) = 30"), 120, "the follow-up")
+    wait_until(
+        lambda: (
+            jobs.query(
+                database, "select trigger, outcome, items from gaffer.job_runs where job = 'backlog' order by id"
+            )
+            == [("manual", "capped", 20), ("sensor", "succeeded", 10)]
+        ),
+        60,
+        "the end of the follow-up",
+    )
+
+
 def test_at_the_end_everything_was_done_once(database: str, dagster: Deployment) -> None:
-    for job in ("ticking", "asked"):
+    for job in ("ticking", "asked", "backlog"):
         wait_until(
             lambda job=job: jobs.query(
                 database, f"select 1 where (select max(id) from source_{job}) = (select max(id) from target_{job})"

@@ -158,15 +158,15 @@ def case(fault: str, cron: str | list[str], zone: str, start: str, *ticks: str, 
 CASES = [
     # An overlap at midnight; the fault depends on the minute at which the daemon began.
     case("D01", "30 23 * * *", "Africa/Cairo", "2027-10-28T06:00Z", "2027-10-28T21:30Z", "2027-10-29T21:30Z"),
-    case("D01", "30 23 * * *", "Africa/Cairo", "2027-10-28T06:17Z", "2027-10-28T21:30Z", "2027-10-29T21:30Z"),
-    case("D01", "30 23 * * *", "Africa/Cairo", "2027-10-28T21:05Z", "2027-10-28T21:30Z", "2027-10-29T21:30Z"),
-    case("D01", "30 23 * * *", "Asia/Beirut", "2027-10-30T12:00Z", "2027-10-30T21:30Z", "2027-10-31T21:30Z"),
+    case("D01", "30 23 * * *", "Africa/Cairo", "2027-10-28T06:17Z", "2027-10-28T21:30Z"),
+    case("D01", "30 23 * * *", "Africa/Cairo", "2027-10-28T21:05Z", "2027-10-28T21:30Z"),
+    case("D01", "30 23 * * *", "Asia/Beirut", "2027-10-30T12:00Z", "2027-10-30T21:30Z"),
     case("D01", "30 23 * * *", "America/Santiago", "2027-04-03T12:00Z", "2027-04-04T03:30Z", "2027-04-05T03:30Z"),
     case("D02", "30 1 * * *", "Europe/Dublin", "2027-03-27T12:00Z", "2027-03-28T01:00Z", "2027-03-29T00:30Z"),
-    case("D02", "30 2 * * *", "Africa/Casablanca", "2026-03-21T12:00Z", "2026-03-22T02:00Z", "2026-03-23T01:30Z"),
-    case("D03", "30 1 * * *", "Antarctica/Troll", "2027-03-27T12:00Z", "2027-03-28T01:00Z", "2027-03-28T23:30Z"),
+    case("D02", "30 2 * * *", "Africa/Casablanca", "2026-03-21T12:00Z", "2026-03-22T02:00Z"),
+    case("D03", "30 1 * * *", "Antarctica/Troll", "2027-03-27T12:00Z", "2027-03-28T01:00Z"),
     case("D03", "30 2 * * *", "Antarctica/Troll", "2027-03-27T12:00Z", "2027-03-28T01:00Z"),
-    case("D04", "50 2 * * *", "Pacific/Chatham", "2027-09-25T06:00Z", "2027-09-25T14:00Z", "2027-09-26T13:05Z"),
+    case("D04", "50 2 * * *", "Pacific/Chatham", "2027-09-25T06:00Z", "2027-09-25T14:00Z"),
     case("D04", "15 3 * * *", "Pacific/Chatham", "2027-09-25T06:00Z", "2027-09-25T14:00Z"),
     case("D05", "30 0 * * *", "Asia/Beirut", "2027-03-27T12:00Z", "2027-03-27T22:00Z"),
     case("D05", "30 0 * * *", "Africa/Cairo", "2027-04-29T12:00Z", "2027-04-29T22:00Z"),
@@ -174,25 +174,25 @@ CASES = [
     case("D05", "30 0 * * *", "America/Santiago", "2027-09-04T12:00Z", "2027-09-05T04:00Z"),
     case(
         "D06", "0 * * * *", "Australia/Lord_Howe", "2027-04-03T13:30Z",
-        "2027-04-03T14:00Z", "2027-04-03T15:30Z", "2027-04-03T16:30Z", "2027-04-03T17:30Z",
+        "2027-04-03T14:00Z", "2027-04-03T15:30Z", "2027-04-03T16:30Z",
     ),
     case(
         "D06", "0 * * * *", "Australia/Lord_Howe", "2027-10-02T14:00Z",
-        "2027-10-02T14:30Z", "2027-10-02T16:00Z", "2027-10-02T17:00Z",
+        "2027-10-02T14:30Z", "2027-10-02T16:00Z",
     ),
     case("D07", "0 0 29 2 *", "UTC", "2028-02-26T12:00Z", "2028-02-29T00:00Z", every=7),
     case("D07", "0 0 29 2 *", "UTC", "2028-02-26T12:00Z", "2028-02-29T00:00Z", every=60),
     case("D08", "0 12 * * *", "Pacific/Apia", "2011-12-29T12:00Z", "2011-12-29T22:00Z", "2011-12-30T22:00Z"),
-    case("D08", "30 2 * * *", "Pacific/Apia", "2011-12-29T12:00Z", "2011-12-29T12:30Z", "2011-12-30T12:30Z"),
+    case("D08", "30 2 * * *", "Pacific/Apia", "2011-12-29T12:00Z", "2011-12-29T12:30Z"),
     case(
         "D09", ["45 * * * *", "15 * * * *"], "America/New_York", "2027-11-07T04:50Z",
         "2027-11-07T05:15Z", "2027-11-07T05:45Z", "2027-11-07T06:15Z", "2027-11-07T06:45Z",
     ),
     # Here Dagster is right, and drives the schedule itself.
-    case("-", "30 2 * * *", "America/New_York", "2027-03-13T12:00Z", "2027-03-14T07:00Z", "2027-03-15T06:30Z"),
+    case("-", "30 2 * * *", "America/New_York", "2027-03-13T12:00Z", "2027-03-14T07:00Z"),
     case("-", "30 1 * * *", "America/New_York", "2027-11-06T12:00Z", "2027-11-07T06:30Z"),
     case("-", "30 2 * * *", "Europe/Berlin", "2027-03-27T12:00Z", "2027-03-28T01:00Z"),
-    case("-", "30 2 * * *", "Europe/Berlin", "2027-10-30T12:00Z", "2027-10-31T01:30Z", "2027-11-01T01:30Z"),
+    case("-", "30 2 * * *", "Europe/Berlin", "2027-10-30T12:00Z", "2027-10-31T01:30Z"),
 ]  # fmt: skip
 
 
@@ -203,7 +203,11 @@ def test_each_tick_is_covered_at_the_tick_by_one_run(deployment: Deployment, cas
         assert running.faults() == []
 
 
-@pytest.mark.parametrize("case", CASES)
+# The last case of each fault.
+ONE_OF_EACH = list({str(row.id).split()[0]: row for row in CASES}.values())
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH)
 def test_ticks_at_which_the_daemon_is_down_are_covered_once_when_it_is_back(deployment: Deployment, case: Case) -> None:
     back = case.ticks[0] + HOUR / 3
     case = replace(case, ticks=[tick for tick in case.ticks if tick < back], every=MINUTE)
@@ -346,8 +350,10 @@ def queueing(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield Deployment(url, Clock(url), instance)
 
 
-@pytest.mark.parametrize("zone", ["America/New_York", "Europe/Dublin"])
-@pytest.mark.parametrize(("minutes", "skipped"), [(3, True), (15, False)])
+@pytest.mark.parametrize(
+    ("zone", "minutes", "skipped"),
+    [("America/New_York", 3, True), ("Europe/Dublin", 3, True), ("Europe/Dublin", 15, False)],
+)
 def test_a_tick_is_skipped_for_a_young_run_in_the_queue_and_not_for_an_old_one(
     queueing: Deployment, zone: str, minutes: int, skipped: bool
 ) -> None:
@@ -361,7 +367,8 @@ def test_a_tick_is_skipped_for_a_young_run_in_the_queue_and_not_for_an_old_one(
         daemons.go(case.ticks[1] - MINUTE, case.ticks[1])
         (done, waiting, *more) = daemons.runs(running.job)
         assert (done.status, waiting.status) == (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.QUEUED)
-        said = [tick.skip_reason for tick in daemons.ticks(InstigatorType.SCHEDULE) if tick.status is TickStatus.SKIPPED]
+        ticks = daemons.ticks(InstigatorType.SCHEDULE)
+        said = [tick.skip_reason for tick in ticks if tick.status is TickStatus.SKIPPED]
         if skipped:
             assert more == []
             assert said == [f"run {waiting.run_id} has been in the queue for 180 s and will cover this tick"]
@@ -375,8 +382,9 @@ def test_a_tick_is_skipped_for_a_young_run_in_the_queue_and_not_for_an_old_one(
         assert daemons.errors == []
 
 
-@pytest.mark.parametrize("zone", ["America/New_York", "Europe/Dublin"])
-@pytest.mark.parametrize("submitted", [False, True])
+@pytest.mark.parametrize(
+    ("zone", "submitted"), [("America/New_York", False), ("Europe/Dublin", False), ("Europe/Dublin", True)]
+)
 def test_a_run_that_a_killed_daemon_has_made_is_submitted_once(
     queueing: Deployment, monkeypatch: pytest.MonkeyPatch, zone: str, submitted: bool
 ) -> None:

@@ -116,7 +116,8 @@ def test_a_run_that_was_capped_is_followed_up_until_nothing_is_left(
             daemons.watch(NEW_YEAR + number * EVERY)
         assert ended(url) == [("schedule", "capped", 10), ("sensor", "capped", 10), ("sensor", "succeeded", 5)]
         runs = daemons.runs("copied")
-        assert [run.tags.get("gaffer/follow_up") for run in runs] == [None] + 2 * ["the run before left something to do"]
+        why = "the run before left something to do"
+        assert [run.tags.get("gaffer/follow_up") for run in runs] == [None, why, why]
         assert all(run.is_success for run in runs)
         assert daemons.errors == []
     assert jobs.query(url, "select count(*)::int, count(distinct id)::int from target") == [(25, 25)]
@@ -183,9 +184,7 @@ def test_a_paused_job_is_not_followed_up(url: str, clock: Clock, instance: dg.Da
         assert ended(url) == [("schedule", "capped", 10), ("sensor", "succeeded", 2)]
 
 
-def test_a_database_that_is_away_does_not_silence_another(
-    url: str, clock: Clock, instance: dg.DagsterInstance
-) -> None:
+def test_a_database_that_is_away_does_not_silence_another(url: str, clock: Clock, instance: dg.DagsterInstance) -> None:
     jobs.make_source(url, 12)
     resources = {"crm": gd.GafferResource(dsn=NOBODY), "gaffer": gd.GafferResource(dsn=url)}
     definitions = gd.build_definitions(make("copied"), make("away", database="crm"), resources=resources)

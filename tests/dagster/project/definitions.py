@@ -38,6 +38,12 @@ ticking = gd.gaffer_asset(
     bounds=gd.Bounds(timeout="45s"),
 )(copy_rows)
 asked = gd.gaffer_asset(name="asked", due=gd.NewRows("source_asked", "id"), bounds=gd.Bounds(timeout="5m"))(copy_rows)
+backlog = gd.gaffer_asset(
+    name="backlog",
+    schedule=gd.Schedule("@yearly"),
+    due=gd.NewRows("source_backlog", "id"),
+    bounds=gd.Bounds(batch_rows=10, batches=2, timeout="5m"),
+)(copy_rows)
 
 
 @dg.asset(deps=[asked])
@@ -46,6 +52,6 @@ def downstream() -> None:
 
 
 defs = dg.Definitions.merge(
-    gd.build_definitions(ticking, asked, resource=gd.GafferResource(dsn=dg.EnvVar("GAFFER_DATABASE_URL"))),
+    gd.build_definitions(ticking, asked, backlog, resource=gd.GafferResource(dsn=dg.EnvVar("GAFFER_DATABASE_URL"))),
     dg.Definitions(assets=[downstream]),
 )
