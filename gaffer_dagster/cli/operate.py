@@ -114,14 +114,16 @@ def rename(old: str, new: str, yes: bool, by: str | None, reason: str | None) ->
 
 
 @click.command()
-@click.option("-f", "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The Python file.")
-@click.option("-m", "--module", help="The Python module, as `import` knows it.")
+@click.argument("module", required=False)
+@click.option("-f", "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A file instead.")
 @click.option("--new", metavar="JOB", multiple=True, help="JOB is a new job, though it does the work of a known one.")
-def register(file: Path | None, module: str | None, new: tuple[str, ...]) -> None:
-    """Make the jobs of FILE or MODULE known to their databases; for deployments, before the new code runs.
+def register(module: str | None, file: Path | None, new: tuple[str, ...]) -> None:
+    """Make the jobs of MODULE known to their databases; for deployments, before the new code runs.
 
     A renamed job is told by its work, and refused until `gaffer rename`: under a new name it would begin anew.
     """
+    if (file is None) == (module is None):
+        raise BadInputError("name where the jobs are defined: either MODULE or -f FILE")
     found = jobs_in(file, module)
     unknown = sorted(set(new) - set(found))
     if unknown:

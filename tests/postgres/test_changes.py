@@ -301,23 +301,23 @@ def module(folder: Path, name: str) -> None:
 
 def test_gaffer_register_makes_known_refuses_and_goes_on(url: str, tmp_path: Path) -> None:
     module(tmp_path, "first")
-    done = gaffer(url, tmp_path, "register", "-m", "defined")
+    done = gaffer(url, tmp_path, "register", "defined")
     assert (done.returncode, done.stdout) == (0, "first: made known\n"), done.stderr
     done = gaffer(url, tmp_path, "register", "-f", "defined.py")
     assert (done.returncode, done.stdout) == (0, "first: as it was\n"), done.stderr
     module(tmp_path, "second")
-    done = gaffer(url, tmp_path, "register", "-m", "defined")
+    done = gaffer(url, tmp_path, "register", "defined")
     assert (done.returncode, done.stdout) == (1, "")
     assert "gaffer rename first second" in done.stderr
-    assert "gaffer register --new second" in done.stderr
+    assert "gaffer register MODULE --new second" in done.stderr
     assert invoke(url, "rename", "first", "second", "--yes").exit_code == 0
-    done = gaffer(url, tmp_path, "register", "-m", "defined")
+    done = gaffer(url, tmp_path, "register", "defined")
     assert done.returncode == 0, done.stderr
     module(tmp_path, "third")
-    done = gaffer(url, tmp_path, "register", "-m", "defined", "--new", "third")
+    done = gaffer(url, tmp_path, "register", "defined", "--new", "third")
     assert (done.returncode, done.stdout) == (0, "third: made known\n"), done.stderr
     assert names(url) == ["second", "third"]
-    done = gaffer(url, tmp_path, "register", "-m", "defined", "--new", "fourth")
+    done = gaffer(url, tmp_path, "register", "defined", "--new", "fourth")
     assert (done.returncode, "--new 'fourth' is not defined there; there is third" in done.stderr) == (1, True)
 
 

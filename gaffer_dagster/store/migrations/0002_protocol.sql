@@ -90,7 +90,7 @@ begin
          order by name limit 1;
         if found then
             raise exception 'job "%" does the work of job "%", which is known here and not defined beside it; if it was '
-                'renamed: gaffer rename % %, which keeps its watermark; if it is another job: gaffer register --new %',
+                'renamed: gaffer rename % %, which keeps its watermark; if it is another job: gaffer register MODULE --new %',
                 p_job, v_like, v_like, p_job, p_job using errcode = 'GF007';
         end if;
     elsif greatest(v_job.first_seen_at, v_job.covered_until, v_job.skipped_until) > v_now + interval '5 minutes' then
@@ -114,8 +114,8 @@ begin
     on conflict (name) do nothing;
     update gaffer.job
        set spec = p_spec, spec_hash = p_spec_hash, work_hash = p_work_hash, zone_data = p_zone_data,
-           next_due_at = case when spec_hash = p_spec_hash and zone_data is not distinct from p_zone_data
-                                   or next_due_at <= v_now and p_next_due_at is not null
+           next_due_at = case when (spec_hash = p_spec_hash and zone_data is not distinct from p_zone_data)
+                                   or (next_due_at <= v_now and p_next_due_at is not null)
                               then next_due_at else p_next_due_at end
      where name = p_job;
     insert into gaffer.job_spec (job, spec_hash, spec, first_seen_at, since_at)
