@@ -163,12 +163,14 @@ def work_hash(due: Due, work: Callable[..., Any]) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _function(work: FunctionType) -> Iterator[str]:
-    """All that its code says, and what it was made with: a decorator's function is told by the one that it wraps."""
+def _function(work: FunctionType, within: tuple[FunctionType, ...] = ()) -> Iterator[str]:
+    """All that its code says, and what it was made with: a decorator's function is told by the one that it wraps.
+    `within`: those that led here, since a function may have itself at hand."""
     yield from _code(work.__code__, work.__doc__)
     for value in (*(work.__defaults__ or ()), *(_content(cell) for cell in work.__closure__ or ())):
         if isinstance(value, FunctionType):
-            yield from _function(value)
+            if value is not work and value not in within:
+                yield from _function(value, (*within, work))
         elif value is None or isinstance(value, (str, int, float)):
             yield repr(value)
 

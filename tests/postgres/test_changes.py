@@ -355,3 +355,13 @@ def test_work_is_known_by_what_it_does_in_every_process() -> None:
     assert hashes("2") == hashes("3", name="renamed", doc="Says something else.") == first
     other = hashes("1", constant=8)
     assert not set(other) & set(first)  # also behind a decorator
+
+
+def test_work_that_calls_itself_is_known_too() -> None:
+    def recursive(batch: Any, depth: int = 0) -> Any:
+        return other(batch, depth + 1)
+
+    def other(batch: Any, depth: int) -> Any:
+        return recursive(batch, depth) if depth < 3 else other
+
+    assert work_hash(ROWS, recursive) != work_hash(ROWS, other)
