@@ -28,7 +28,7 @@ from gaffer_dagster.testing import Clock, scratch_database
 from tests.dagster.moved import AWAKE, MINUTE, Location, at, instance_in, location, stock
 from tests.support import jobs, protocol
 
-HOUR, MOMENT = timedelta(hours=1), timedelta(microseconds=1)
+HOUR = timedelta(hours=1)
 
 
 class Deployment:
@@ -79,7 +79,7 @@ class Case:
     start: datetime
     """When the schedule is switched on."""
     ticks: list[datetime]
-    """Those that there are from then to the end of the stretch, an instant after the last one."""
+    """Those that there are from then to the end of the stretch, a quarter of an hour after the last one."""
     every: timedelta = MINUTE
     """How often the daemon looks."""
 
