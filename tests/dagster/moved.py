@@ -36,6 +36,7 @@ from dagster._utils.schedules import has_nonzero_minute_offset
 import gaffer_dagster as gd
 from gaffer_dagster.testing import Clock
 
+SEED = 4711
 MINUTE = timedelta(minutes=1)
 # The daemon sleeps until a minute has begun, and this much longer.
 AWAKE = timedelta(milliseconds=1)
@@ -167,7 +168,8 @@ def location(instance: dg.DagsterInstance, clock: Clock, definitions: dg.Definit
     vars(module)["defs"] = definitions
     sys.modules[module.__name__] = module
     has_nonzero_minute_offset.cache_clear()  # Dagster keeps the offsets of the day on which it was started
-    random.seed(4711)  # the jitter of its checkpoints
+    random.seed(SEED)  # of the jitter of its checkpoints
+    print(f"seed {SEED}")
     origin = LoadableTargetOrigin(module_name=module.__name__, attribute="defs")
     target = InProcessTestWorkspaceLoadTarget(InProcessCodeLocationOrigin(origin, location_name=module.__name__))
     try:
@@ -175,6 +177,7 @@ def location(instance: dg.DagsterInstance, clock: Clock, definitions: dg.Definit
             yield Location(instance, workspace, clock)
     finally:
         del sys.modules[module.__name__]
+        has_nonzero_minute_offset.cache_clear()
 
 
 def stock(definitions: dg.Definitions, schedule: gd.Schedule) -> dg.Definitions:
