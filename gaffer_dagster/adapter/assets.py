@@ -8,6 +8,7 @@ run that it has already called failed.
 # No postponed annotations here: Dagster reads those of the function below as objects.
 
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -105,6 +106,11 @@ def gaffer_asset(
         asset_name = name or getattr(work, "__name__", "")
         if not isinstance(asset_name, str) or not all(isinstance(part, str) for part in prefix):
             raise BadSpecError(f"gaffer_asset: name={name!r}, key_prefix={key_prefix!r}: both are made of text")
+        if not re.fullmatch(r"\w+", asset_name, re.ASCII):
+            raise BadSpecError(
+                f"gaffer_asset: name={asset_name!r} is no name for an asset; use letters, digits and _, and key_prefix "
+                "for what comes before a /"
+            )
         spec = JobSpec(
             "/".join([*prefix, asset_name]),
             due,

@@ -67,10 +67,10 @@ as 'select system_identifier::text from pg_catalog.pg_control_system()';
 -- Makes the job known as it is now; writes nothing when nothing changed. Returns the zone data of whoever registered
 -- it before, where they were others.
 --
--- `p_next_due_at` is the next tick of this spec. A changed spec (or zone data) goes by it from now on, whatever its ticks in the past
--- would have been; a tick that is due already under the old one stays due. `p_known` are the jobs that are registered
--- together with this one: a new job that does the work of a known one outside of them is a renamed job, which would
--- begin anew with another watermark, and is refused unless `p_as_new`.
+-- `p_next_due_at` is the next tick of this spec. A changed spec (or zone data) goes by it from now on, whatever its
+-- ticks in the past would have been; a tick that is due already under the old one stays due. `p_known` are the jobs
+-- that are registered together with this one: a new job that does the work of a known one outside of them is a renamed
+-- job, which would begin anew with another watermark, and is refused unless `p_as_new`.
 create function gaffer.register(
     p_job text, p_spec jsonb, p_spec_hash text, p_work_hash text, p_zone_data text, p_slots integer,
     p_next_due_at timestamptz, p_known text[], p_as_new boolean
