@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from gaffer_dagster import database
-from gaffer_dagster.domain.duration import show_duration
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.run import RunRecord
 from gaffer_dagster.store import db, jobs, migrate
@@ -85,7 +84,7 @@ def _next_due(record: JobRecord) -> str:
 def print_runs(records: Sequence[RunRecord]) -> None:
     table = Table("run", "job", "started", "took", "outcome", "items", "batches", "backlog", "fence", "error")
     for record in records:
-        took = "-" if record.ended_at is None else show_duration(record.ended_at - record.started_at)
+        took = "-" if record.ended_at is None else in_words(record.ended_at - record.started_at)
         table.add_row(
             str(record.id),
             record.job,
@@ -106,11 +105,10 @@ def show_time(time: datetime | None) -> str:
 
 
 def in_words(duration: timedelta) -> str:
-    """Such as "3 hours 20 minutes": to the second, and only the two largest units."""
+    """Such as "3 hours 20 minutes" (only the two largest units), or "0.45 second"."""
     import pendulum  # takes longer to load than all the rest
 
-    words = pendulum.duration(seconds=round(duration.total_seconds())).in_words().split(" ")
-    return " ".join(words[:4]) or "0 seconds"
+    return " ".join(pendulum.duration(seconds=duration.total_seconds()).in_words().split(" ")[:4])
 
 
 def ago(time: datetime | None) -> str:
