@@ -404,6 +404,17 @@ def test_busy_comes_soon_is_recorded_once_and_leaves_a_wish(
         assert end(connection, held.lease).result == "wanted"
 
 
+def test_one_run_id_in_two_processes_for_twenty_ticks_has_twenty_effects(url: str, job: Any) -> None:
+    """B46: Dagster's run id is no owner."""
+    jobs.make_source(url)
+    for tick in range(20):
+        jobs.add_rows(url, 1)
+        pair = all_at_once(2, lambda _, tick=tick: jobs.run(job, url, dagster_run_id=f"run {tick}"))
+        assert sum(record.items for record in pair) == 1
+        assert len({record.owner for record in pair}) == 2
+    assert jobs.query(url, "select count(*), count(distinct id), count(distinct fence) from target") == [(20, 20, 20)]
+
+
 def test_each_wish_is_another_one_even_at_the_same_instant(url: str, job: Any) -> None:
     with session(url) as connection:
         freeze(url, AT)
