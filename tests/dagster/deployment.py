@@ -39,6 +39,10 @@ query ($id: ID!) {
 }
 """
 RUNS = "query { runsOrError(limit: 100) { ... on Runs { results { runId status jobName tags { key value } } } } }"
+_WATCH = '{repositoryLocationName: "location", repositoryName: "__repository__", sensorName: "gaffer_watch"}'
+WATCH = f"query {{ sensorOrError(sensorSelector: {_WATCH}) {{ ... on Sensor {{ sensorState {{ id status }} }} }} }}"
+WATCH_ON = f"mutation {{ startSensor(sensorSelector: {_WATCH}) {{ __typename }} }}"
+WATCH_OFF = "mutation ($id: String!) { stopSensor(id: $id) { __typename } }"
 EVENTS = """
 query ($id: ID!) {
   logsForRun(runId: $id, limit: 1000) {
@@ -134,6 +138,13 @@ class Deployment:
         told = self.graphql(LAUNCH, params=params)["launchRun"]
         assert told["__typename"] == "LaunchRunSuccess", told
         return told["run"]["runId"]
+
+    def watch(self, *, on: bool) -> None:
+        """Switches the sensor, as its toggle in the page does: where it is on, it follows up what a test has killed."""
+        state = self.graphql(WATCH)["sensorOrError"]["sensorState"]
+        told = self.graphql(WATCH_ON) if on else self.graphql(WATCH_OFF, id=state["id"])
+        wanted = "RUNNING" if on else "STOPPED"
+        assert self.graphql(WATCH)["sensorOrError"]["sensorState"]["status"] == wanted, told
 
     def status(self, run: str) -> str:
         return self.graphql(RUN, id=run)["runOrError"]["status"]

@@ -39,6 +39,7 @@ def dagster(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with deployment(tmp_path_factory.mktemp("dagster") / "home", database, shipped_yaml()) as made:
         made.start("dagster", "dev", "-h", "127.0.0.1", "-p", str(made.port))
         wait_until(made.is_up, 240, "the webserver")
+        made.watch(on=False)
         yield made
 
 
@@ -219,6 +220,7 @@ def do_asked(batch: Batch) -> None:
 
 def test_a_backlog_is_worked_off_without_another_tick(database: str, dagster: Deployment) -> None:
     """The next tick is up to a year away; the sensor asks for the next run within half a minute."""
+    dagster.watch(on=True)
     jobs.add_rows(database, 30, table="source_backlog")
     assert dagster.finish(dagster.launch("backlog_job", "backlog", "by hand")) == "SUCCESS"
     wait_until(lambda: jobs.query(database, "select 1 from target_backlog having count(*) = 30"), 120, "the follow-up")
