@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from gaffer_dagster import database
-from gaffer_dagster.cli.show import print_table
+from gaffer_dagster.cli.show import ago, print_table
 from gaffer_dagster.domain.lint import Lint, lint
 from gaffer_dagster.domain.moment import as_moment
 from gaffer_dagster.domain.schedule import Preview, Schedule
@@ -78,8 +78,6 @@ def _of_job(job: str) -> tuple[Schedule | None, timedelta]:
 
 
 def _print(said: Lint, ticks: list[Preview]) -> None:
-    import pendulum  # takes longer to load than all the rest
-
     click.echo(said.words)
     click.echo(f"Fires {said.fires_a_day}.")
     for kind, texts in (("warning", said.warnings), ("note", said.notes), ("clock", said.clock)):
@@ -90,7 +88,7 @@ def _print(said: Lint, ticks: list[Preview]) -> None:
         table.add_row(
             f"{tick.local:%a %Y-%m-%d %H:%M %z}",
             f"{tick.utc:%Y-%m-%d %H:%MZ}",
-            pendulum.instance(tick.utc).diff_for_humans(),
+            ago(tick.utc),
             tick.note,
         )
     print_table(table)

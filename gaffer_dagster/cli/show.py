@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import click
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gaffer_dagster import database
+from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.run import RunRecord
 from gaffer_dagster.store import db, jobs, migrate
@@ -82,12 +83,14 @@ def _next_due(record: JobRecord) -> str:
 
 
 def print_runs(records: Sequence[RunRecord]) -> None:
-    table = Table("run", "job", "started", "took", "outcome", "items", "batches", "backlog", "fence", "error")
+    names = ("run", "job", "woken by", "started", "took", "outcome", "items", "batches", "backlog", "fence", "error")
+    table = Table(*names)
     for record in records:
         took = "-" if record.ended_at is None else in_words(record.ended_at - record.started_at)
         table.add_row(
             str(record.id),
             record.job,
+            record.trigger if record.redo_since is None else f"redo of {show_time(record.redo_since)}",
             show_time(record.started_at),
             took,
             str(record.outcome),
@@ -104,18 +107,12 @@ def show_time(time: datetime | None) -> str:
     return "-" if time is None else f"{time:%Y-%m-%d %H:%M:%SZ}"
 
 
-def in_words(duration: timedelta) -> str:
-    """Such as "3 hours 20 minutes" (only the two largest units), or "0.45 second"."""
-    import pendulum  # takes longer to load than all the rest
-
-    return " ".join(pendulum.duration(seconds=duration.total_seconds()).in_words().split(" ")[:4])
-
-
 def ago(time: datetime | None) -> str:
-    """Such as "3 hours ago" or "in 5 minutes"."""
-    import pendulum
-
-    return "-" if time is None else pendulum.instance(time).diff_for_humans()
+    """Such as "3 hours 20 minutes ago" or "in 5 minutes"."""
+    if time is None:
+        return "-"
+    away = time - datetime.now(timezone.utc)
+    return f"in {in_words(away)}" if away > timedelta() else f"{in_words(-away)} ago"
 
 
 def print_table(table: Table) -> None:

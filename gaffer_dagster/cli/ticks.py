@@ -11,7 +11,8 @@ import click
 from rich.table import Table
 
 from gaffer_dagster import database
-from gaffer_dagster.cli.show import in_words, print_table, show_time
+from gaffer_dagster.cli.show import print_table, show_time
+from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.ledger import Disposition, Tick, ledger
 from gaffer_dagster.domain.moment import as_moment
@@ -44,7 +45,7 @@ def ticks(job: str, since: str | None, until: str | None, as_json: bool) -> None
         migrate.verify(connection)
         record = jobs.get(connection, job)
         begin, end = _window(record, since, until)
-        past = history.of_job(connection, job, runs_since=begin)
+        past = history.of_job(connection, job, begin)
     entries = ledger(past, begin - _INSTANT, end, now=record.seen_at, grace=record.grace)
     if as_json:
         for tick in entries:

@@ -278,7 +278,8 @@ def _lint(parts: Sequence[str], minutes: set[int], hours: set[int]) -> list[str]
     found: list[str] = []
     if len(minutes) == len(_MINUTE.all()) and len(hours) < len(_HOUR.all()):
         found.append(
-            f"fires {len(minutes) * len(hours)} times a day: every minute of {len(hours)} hours; for once in "
+            f"fires {len(minutes) * len(hours)} times a day: every minute of {len(hours)} "
+            f"hour{'s'[: len(hours) > 1]}; for once in "
             f"each write '0 {' '.join(parts[1:])}'"
         )
     day, weekday = parts[2], parts[4]

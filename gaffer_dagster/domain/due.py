@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 from typing_extensions import LiteralString
 
 from gaffer_dagster.domain.duration import as_duration, show_duration
+from gaffer_dagster.domain.moment import show_local
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.errors import BadSpecError
 
@@ -186,12 +187,13 @@ class Intervals:
         for field, value in (("start", start), ("until", until)):
             if value is not None and grid.latest(value) != value:
                 raise BadSpecError(
-                    f"{where}: EachInterval: {field}={value.isoformat()} is not the end of an interval; the next is "
-                    f"{grid.next(value).isoformat()}"
+                    f"{where}: EachInterval: {field}={show_local(value, schedule.timezone)} is not the end of an "
+                    f"interval; the next is {show_local(grid.next(value), schedule.timezone)}"
                 )
         if start is not None and until is not None and start >= until:
             raise BadSpecError(
-                f"{where}: EachInterval: start={start.isoformat()} is not before until={until.isoformat()}"
+                f"{where}: EachInterval: start={show_local(start, schedule.timezone)} is not before "
+                f"until={show_local(until, schedule.timezone)}"
             )
         return Intervals(grid, due.settle, start, until)
 

@@ -33,6 +33,13 @@ def as_duration(value: timedelta | str, field: str) -> timedelta:
     return duration
 
 
+def in_words(duration: timedelta) -> str:
+    """Such as "3 hours 20 minutes" (only the two largest units), or "0.45 second"."""
+    import pendulum  # takes longer to load than all the rest
+
+    return " ".join(pendulum.duration(seconds=duration.total_seconds()).in_words().split(" ")[:4])
+
+
 def show_duration(duration: timedelta) -> str:
     """The shortest text that `as_duration` reads back: `"1h30m"`."""
     rest = round(duration.total_seconds() * 1000)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
+from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.watermark import Position
 
 LEASE = timedelta(seconds=60)
@@ -24,8 +25,8 @@ def clocks_apart(database: datetime, worker: datetime) -> str | None:
     if apart <= LARGEST_SKEW:
         return None
     return (
-        f"the clock of this worker ({worker.isoformat()}) and the database's ({database.isoformat()}) are {apart} "
-        f"apart, more than {LARGEST_SKEW}; set them right (NTP)"
+        f"the clock of this worker ({worker.isoformat()}) and the database's ({database.isoformat()}) are "
+        f"{in_words(apart)} apart, more than {in_words(LARGEST_SKEW)}; set them right (NTP)"
     )
 
 

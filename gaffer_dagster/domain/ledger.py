@@ -39,10 +39,12 @@ class Disposition(str, Enum):
 
 @dataclass(frozen=True)
 class Period:
-    """From `since` on, exclusive, the job went by this schedule (None: by none)."""
+    """In `(since, until]` the job went by this schedule (None: by none); no `until`: to the start of the next one, if
+    there is one. Where two overlap, two code versions alternated, and the ticks of both count."""
 
     since: datetime
     schedule: Schedule | None
+    until: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -76,41 +78,58 @@ class History:
 
     def ticks(self, after: datetime, until: datetime) -> Iterator[datetime]:
         """The ticks in `(after, until]`, each by the schedule that was in force."""
-        for schedule, since, end in self._spans(after, until):
-            yield from schedule.ticks(since, end)
+        for schedules, since, end in self._spans(after, until):
+            yield from _ticks(schedules, since, end)
 
     def count(self, after: datetime, until: datetime, *, started_at: datetime) -> int:
         """How many ticks in `(after, until]` a run that began at `started_at` covers: those that no pause skipped, and
         those of the pause that it worked despite. At a cost for each day in between, not for each tick."""
         total = 0
-        for schedule, since, end in self._spans(after, until):
-            total += schedule.count(since, end)
+        for schedules, since, end in self._spans(after, until):
+            total += _count(schedules, since, end)
             for pause in self.pauses:
                 # A pause takes in the tick at its very start, and leaves out the one at its end.
                 first = max(since, pause.since - _INSTANT)
                 last = end if pause.until is None else min(end, pause.until - _INSTANT)
                 if first < last and not pause.holds(started_at):
-                    total -= schedule.count(first, last)
+                    total -= _count(schedules, first, last)
         return total
 
     def next(self, after: datetime, now: datetime) -> datetime | None:
         """The first tick later than `after` that was not skipped by a pause which is over at `now`. None: the job goes
         by no schedule any more."""
-        for schedule, since, end in self._spans(after, _END):
-            tick = schedule.next(since)
+        for schedules, since, end in self._spans(after, _END):
+            tick = min(schedule.next(since) for schedule in schedules)
             while tick <= end:
                 pause = next((pause for pause in self.pauses if pause.holds(tick)), None)
                 if pause is None or pause.until is None or pause.until > now:
                     return tick
-                tick = tick_from(pause.until, schedule)
+                tick = min(tick_from(pause.until, schedule) for schedule in schedules)
         return None
 
-    def _spans(self, after: datetime, until: datetime) -> Iterator[tuple[Schedule, datetime, datetime]]:
-        ends = [*(period.since for period in self.periods), until]
-        for period, (since, end) in zip(self.periods, pairwise(ends), strict=True):
-            begin, finish = max(after, since), min(until, end)
-            if period.schedule is not None and begin < finish:
-                yield period.schedule, begin, finish
+    def _spans(self, after: datetime, until: datetime) -> Iterator[tuple[tuple[Schedule, ...], datetime, datetime]]:
+        """The stretches of `(after, until]` and the schedules in force in each; without those that have none."""
+        following = [*(period.since for period in self.periods[1:]), _END]
+        ends = [period.until or end for period, end in zip(self.periods, following, strict=True)]
+        bounds = {after, until, *(period.since for period in self.periods), *ends}
+        for begin, finish in pairwise(sorted(bound for bound in bounds if after <= bound <= until)):
+            both = zip(self.periods, ends, strict=True)
+            schedules = [each.schedule for each, end in both if each.since <= begin and finish <= end]
+            found = tuple({schedule: None for schedule in schedules if schedule is not None})
+            if found:
+                yield found, begin, finish
+
+
+def _ticks(schedules: tuple[Schedule, ...], after: datetime, until: datetime) -> Iterator[datetime]:
+    if len(schedules) == 1:
+        return schedules[0].ticks(after, until)
+    return iter(sorted({tick for schedule in schedules for tick in schedule.ticks(after, until)}))
+
+
+def _count(schedules: tuple[Schedule, ...], after: datetime, until: datetime) -> int:
+    if len(schedules) == 1:
+        return schedules[0].count(after, until)
+    return sum(1 for _ in _ticks(schedules, after, until))
 
 
 @dataclass(frozen=True)

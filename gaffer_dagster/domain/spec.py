@@ -16,6 +16,7 @@ from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds, Limits, limits
 from gaffer_dagster.domain.due import Due, EachInterval, Elapsed, Intervals, NewRows, Stretches, Window
 from gaffer_dagster.domain.duration import as_duration, show_duration
+from gaffer_dagster.domain.moment import show_local
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.errors import BadInputError, BadSpecError
 
@@ -104,9 +105,9 @@ class JobSpec:
         since = grid.latest(at)
         if since is None or (start is not None and since < start) or (until is not None and until <= since):
             raise BadInputError(
-                f"job {self.name!r} has no interval at {at.isoformat()}: it goes "
-                f"from {'its first run' if start is None else start.isoformat()} "
-                f"to {'no end' if until is None else until.isoformat()}; give a time in between"
+                f"job {self.name!r} has no interval at {show_local(at, self.timezone)}: it goes "
+                f"from {'its first run' if start is None else show_local(start, self.timezone)} "
+                f"to {'no end' if until is None else show_local(until, self.timezone)}; give a time in between"
             )
         return Window(since, grid.next(since))
 
@@ -167,12 +168,17 @@ def _function(work: FunctionType, within: tuple[FunctionType, ...] = ()) -> Iter
     """All that its code says, and what it was made with: a decorator's function is told by the one that it wraps.
     `within`: those that led here, since a function may have itself at hand."""
     yield from _code(work.__code__, work.__doc__)
-    for value in (*(work.__defaults__ or ()), *(_content(cell) for cell in work.__closure__ or ())):
-        if isinstance(value, FunctionType):
-            if value is not work and value not in within:
-                yield from _function(value, (*within, work))
-        elif value is None or isinstance(value, (str, int, float)):
+    given = [*(work.__defaults__ or ()), *sorted((work.__kwdefaults__ or {}).items())]
+    bound = [_content(cell) for cell in work.__closure__ or ()]
+    for name in work.__code__.co_names:
+        value = work.__globals__.get(name)
+        if isinstance(value, (str, int, float)):
             yield repr(value)
+    for value in (*given, *bound):
+        if not isinstance(value, FunctionType):
+            yield _plain(value)
+        elif value is not work and value not in within:
+            yield from _function(value, (*within, work))
 
 
 def _code(code: CodeType, doc: str | None = None) -> Iterator[str]:
@@ -185,6 +191,18 @@ def _code(code: CodeType, doc: str | None = None) -> Iterator[str]:
             # The order within a set differs from process to process.
             is_set = isinstance(constant, frozenset)
             yield repr(sorted(map(repr, cast("frozenset[object]", constant))) if is_set else constant)
+
+
+def _plain(value: object) -> str:
+    """What a value says in every process; nothing of objects, whose text may hold an address."""
+    if value is None or isinstance(value, (str, int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_plain, cast('list[object]', value)))}]"
+    if isinstance(value, dict):
+        pairs = cast("dict[object, object]", value).items()
+        return f"{{{','.join(sorted(f'{_plain(key)}:{_plain(each)}' for key, each in pairs))}}}"
+    return type(value).__name__
 
 
 def _content(cell: CellType) -> object:

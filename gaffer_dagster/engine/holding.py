@@ -180,7 +180,7 @@ class Holding:
             if schedule is not None:
                 tick, next_tick = schedule.latest(now), schedule.next(now)
             if refusal is None:  # a job that is new would be dated by the wrong clock, and wait for that time
-                self._register(ask_for.registration, now, next_tick)
+                self._register(ask_for.registration, now)
             grant = ask(timedelta())
             return ask() if grant.outcome == "busy" else grant
 
@@ -200,9 +200,9 @@ class Holding:
                 now = horizon.now(self.connection())
         return now
 
-    def _register(self, registration: jobs.Registration, now: datetime, next_tick: datetime | None) -> None:
+    def _register(self, registration: jobs.Registration, now: datetime) -> None:
         """Says so where others have other data of the schedule's zone: their ticks are not ours."""
-        before = jobs.register(self.connection(), self._spec, registration, next_tick=next_tick)
+        before = jobs.register(self.connection(), self._spec, registration)
         cure = "install one version of the tz database wherever jobs run"
         if before is not None:
             self._log.warning("zone data differ", here=registration.zone_data, last_worker=before, cure=cure)

@@ -52,11 +52,9 @@ def register_all(
     for name, definition in found.items():
         wanted = registration_of(definition, found, as_new=name in new)
         if before.get(name) != (definition.spec.hash, wanted.work_hash, wanted.zone_data):
-            schedule = definition.spec.schedule
-            next_tick = None if schedule is None else schedule.next(now)
             try:
                 with db.impatient(connection):
-                    jobs.register(connection, definition.spec, wanted, next_tick=next_tick)
+                    jobs.register(connection, definition.spec, wanted)
             except RenamedJobError as error:
                 refused.append(error)
             else:

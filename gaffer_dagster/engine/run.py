@@ -23,6 +23,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid4
 
+from gaffer_dagster.domain.duration import show_duration
 from gaffer_dagster.domain.lease import LEASE, Lease
 from gaffer_dagster.domain.run import Outcome, RunRecord
 from gaffer_dagster.domain.spec import JobSpec
@@ -322,13 +323,14 @@ class Run:
             db.probe(self._holding.connection())
             raise BatchEndedError(
                 f"batch {self._batches + 1} of job {job!r} took longer than its batch_timeout of "
-                f"{self._limits.batch_timeout}; let it be smaller (bounds: batch_rows), or give it longer"
+                f"{show_duration(self._limits.batch_timeout)}; let it be smaller (bounds: batch_rows), or give it more "
+                "time"
             )
 
     def _too_slow(self) -> str:
         return (
             f"batch {self._batches + 1} of job {self.spec.name!r} was cut at the run's deadline of "
-            f"{self._limits.timeout}; {self._batches} were committed. Let a batch be smaller "
+            f"{show_duration(self._limits.timeout)}; {self._batches} were committed. Let a batch be smaller "
             "(bounds: batch_rows) or the timeout longer"
         )
 
@@ -390,7 +392,7 @@ class Run:
             now = horizon.now(connection)
             next_due_at = covered = None
             if covered_until is not None and schedule is not None:
-                past = history.of_job(connection, self.spec.name)
+                past = history.of_job(connection, self.spec.name, before, runs=False)
                 next_due_at = past.next(max(before, covered_until), now)
                 covered = past.count(before, covered_until, started_at=grant.granted_at)
             ending = runs.end(

@@ -139,8 +139,9 @@ class _TimeSource:
         if done is not None and done - at > LARGEST_SKEW:
             raise ForeignWatermarkError(
                 f"the watermark of job {self._job!r} is at {done.isoformat()}, and it is {at.isoformat()}: a clock ran "
-                "ahead for a while, and nothing would be due until then. Set gaffer.job_watermark to where the job is "
-                "to go on, and clean up what it did for times that had not come"
+                "ahead for a while, and nothing would be due until then. Set the position in gaffer.job_watermark "
+                f'to where the job is to go on, such as {{"until": "{at.isoformat()}"}}, and clean up what it did for '
+                "times that had not come"
             )
         self._bound = at if self._waits else at - self._intervals.settle
         self._mark = horizon.mark(connection)

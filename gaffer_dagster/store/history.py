@@ -21,25 +21,29 @@ class _Action:
     until: datetime | None
 
 
-def of_job(connection: db.Connection, job: str, *, runs_since: datetime | None = None) -> History:
-    """With what runs covered since `runs_since`; without that, only schedules and pauses."""
+def of_job(connection: db.Connection, job: str, after: datetime, *, runs: bool = True) -> History:
+    """What is needed for the ticks later than `after`; without `runs`, only schedules and pauses."""
     return History(
-        periods=list(_periods(connection, job)),
+        periods=_periods(connection, job, after),
         pauses=list(_pauses(connection, job)),
-        reaches=[] if runs_since is None else _reaches(connection, job, runs_since),
+        reaches=_reaches(connection, job, after) if runs else [],
     )
 
 
-def _periods(connection: db.Connection, job: str) -> Iterator[Period]:
+def _periods(connection: db.Connection, job: str, after: datetime) -> list[Period]:
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(
             """
-            select since_at, spec -> 'schedule' as schedule from gaffer.job_spec where job = %s order by since_at, id
+            select since_at, lead(registered_at) over (order by id) as until, spec -> 'schedule' as schedule
+              from gaffer.job_spec
+             where job = %(job)s
+               and id >= coalesce((select max(id) from gaffer.job_spec
+                                    where job = %(job)s and registered_at <= %(after)s), 0)
+             order by id
             """,
-            [job],
+            {"job": job, "after": after},
         ).fetchall()
-    for row in rows:
-        yield Period(row["since_at"], schedule_from_json(row["schedule"]))
+    return [Period(row["since_at"], schedule_from_json(row["schedule"]), row["until"]) for row in rows]
 
 
 def _pauses(connection: db.Connection, job: str) -> Iterator[Pause]:

@@ -27,17 +27,18 @@ class Registration:
     as_new: bool = False
 
 
-def register(
-    connection: db.Connection, spec: JobSpec, registration: Registration, *, next_tick: datetime | None
-) -> str | None:
+def register(connection: db.Connection, spec: JobSpec, registration: Registration) -> str | None:
     """Makes the job known as it is now; writes nothing when nothing changed. Returns the zone data of whoever
     registered it before, if they differ. Raises `RenamedJobError`."""
     with db.refusals():
+        base = connection.execute("select gaffer.base_of_spec(%s, %s)", [spec.name, spec.hash]).fetchone()
+        assert base is not None  # noqa: S101 — one row by construction
+        next_due_at = None if spec.schedule is None else spec.schedule.next(base[0])
         row = connection.execute(
-            "select gaffer.register(%s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            "select gaffer.register(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
             [
                 spec.name, Jsonb(spec.as_json()), spec.hash, registration.work_hash, registration.zone_data,
-                spec.slots, next_tick, [spec.name, *registration.known], registration.as_new,
+                spec.slots, base[0], next_due_at, [spec.name, *registration.known], registration.as_new,
             ],
         ).fetchone()  # fmt: skip
     return None if row is None else row[0]

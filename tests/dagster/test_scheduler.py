@@ -112,7 +112,7 @@ class Running:
     def ledger(self) -> list[Tick]:
         """What became of the ticks of the stretch; on time is when the daemon looks next."""
         with protocol.session(self.deployment.url) as connection:
-            past = history.of_job(connection, self.job, runs_since=self.case.start)
+            past = history.of_job(connection, self.job, self.case.start)
         now = max(self.case.end, self.deployment.clock.now())
         return list(ledger(past, self.case.start, self.case.end, now=now, grace=self.case.every))
 

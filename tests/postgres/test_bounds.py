@@ -142,7 +142,7 @@ def test_nothing_is_committed_after_the_deadline_whatever_the_function_does(url:
         if batch.number == 2:
             how(batch)
 
-    with pytest.raises(DeadlinePassedError, match=r"batch 2 of job 'copy_rows' was cut.*0:00:01.*1 were committed"):
+    with pytest.raises(DeadlinePassedError, match=r"batch 2 of job 'copy_rows' was cut.*of 1s.*1 were committed"):
         jobs.run(jobs.spec(batch_rows=1, timeout="1s"), url, late)
     assert last_run(url)[0] == "timed_out"
     assert jobs.query(url, "select id from target") == [(1,)]

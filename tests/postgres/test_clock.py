@@ -83,11 +83,29 @@ def test_a_success_in_the_future_does_not_cover_the_ticks_until_then(url: str, c
     assert record.ticks_covered == 3
     with protocol.session(url) as connection:
         status = job_table.get(connection, "copy_rows")
-        past = history.of_job(connection, "copy_rows", runs_since=record.started_at - timedelta(days=1))
+        past = history.of_job(connection, "copy_rows", record.started_at - timedelta(days=1))
     assert status.open_tick is not None
     assert record.started_at < status.open_tick <= record.started_at + timedelta(hours=1)
     found = list(ledger(past, record.started_at, record.started_at + timedelta(hours=2), now=clock.now(), grace=HOUR))
     assert {tick.disposition for tick in found} == {Disposition.FUTURE}
+
+
+def test_a_pause_that_was_set_by_a_clock_far_ahead_is_as_long_as_it_was_meant(url: str, clock: Clock) -> None:
+    jobs.make_source(url, 1)
+    jobs.run(jobs.spec(), url)
+    clock.advance(timedelta(days=3650))
+    jobs.execute(url, "select gaffer.pause('copy_rows', gaffer.clock() + interval '1 hour', null, 'ann', null)")
+    clock.advance(timedelta(days=-3650))
+    jobs.add_rows(url, 1)
+    assert jobs.run(jobs.spec(), url).outcome is Outcome.PAUSED
+    with protocol.session(url) as connection:
+        status = job_table.get(connection, "copy_rows")
+        past = history.of_job(connection, "copy_rows", status.seen_at)
+    assert status.pause is not None
+    assert status.pause.holds(status.seen_at)
+    assert list(past.pauses) == [status.pause]
+    clock.advance(HOUR)
+    assert jobs.run(jobs.spec(), url, worker_clock=clock.now).items == 1
 
 
 def test_a_watermark_in_the_future_is_said_and_not_waited_for(url: str, clock: Clock) -> None:

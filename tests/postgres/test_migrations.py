@@ -25,8 +25,8 @@ from tests.support.protocol import Actor, until
 # What a worker's role needs of the schema; everything else is reached through functions that run as their owner.
 WORKER = """
     grant usage on schema gaffer to {role};
-    grant execute on function gaffer.clock, gaffer.cluster, gaffer.register, gaffer.acquire, gaffer.renew,
-        gaffer.begin_batch, gaffer.commit_batch, gaffer.supersede, gaffer.end_run to {role};
+    grant execute on function gaffer.clock, gaffer.cluster, gaffer.base_of_spec, gaffer.register, gaffer.acquire,
+        gaffer.renew, gaffer.begin_batch, gaffer.commit_batch, gaffer.supersede, gaffer.end_run to {role};
     grant select on gaffer.migration, gaffer.job_runs, gaffer.job_spec, gaffer.operator_action to {role};
 """
 

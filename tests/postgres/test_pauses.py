@@ -248,9 +248,12 @@ def test_the_database_refuses_what_it_does_not_know(job: Ticking) -> None:
 
 
 def test_a_pause_at_a_night_of_clock_change(url: str, clock: Clock) -> None:
-    """02:30 is leapt over on 14 March 2027: what a clock that was not set would show is meant, 03:30."""
+    """02:30 is leapt over on 14 March 2027, and 03:30 may be meant, or 01:30."""
     job = Ticking(url, clock, ticking.spec("30 2 * * *", zone="America/New_York"))
-    pause(job, 13 * 24, "--until", "2027-03-14T02:30")
+    clock.set(at(13 * 24))
+    refused = invoke(url, "pause", job.spec.name, "--until", "2027-03-14T02:30")
+    assert (refused.exit_code, "does not exist in America/New_York" in refused.stderr) == (1, True)
+    pause(job, 13 * 24, "--until", "2027-03-14T02:30-05:00")
     assert job.record.paused_until == at(13 * 24) + 7 * HOUR + 30 * MINUTE
 
 

@@ -28,7 +28,7 @@ SCHEDULES = [
 
 def register(url: str, spec: JobSpec) -> None:
     with db.connect(url, application_name="test") as connection:
-        store_jobs.register(connection, spec, store_jobs.Registration(), next_tick=None)
+        store_jobs.register(connection, spec, store_jobs.Registration())
 
 
 def preview(url: str, *words: str) -> Result:

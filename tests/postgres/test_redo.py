@@ -215,7 +215,7 @@ def test_gaffer_run_interval(url: str, tmp_path: Path) -> None:
     }
     assert jobs.query(url, "select max(n)::int from (select count(*) n from windows group by since) each") == [(2,)]
     for job, time, said in (
-        ("days", "2026-01-04", "to 2026-01-04T05:00:00+00:00; give a time in between"),
+        ("days", "2026-01-04", "to 2026-01-04T00:00:00-05:00; give a time in between"),
         ("days", "the second", "--interval 'the second' is no time"),
         ("rows", "2026-01-02", "is not due by intervals"),
     ):

@@ -75,7 +75,7 @@ def session(url: str) -> Iterator[db.Connection]:
 
 
 def register(connection: db.Connection, spec: JobSpec) -> None:
-    job_table.register(connection, spec, job_table.Registration(), next_tick=None)
+    job_table.register(connection, spec, job_table.Registration())
 
 
 @dataclass(frozen=True)

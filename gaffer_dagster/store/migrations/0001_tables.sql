@@ -54,7 +54,8 @@ create table gaffer.job_spec (
     spec_hash     text not null,
     spec          jsonb not null,
     first_seen_at timestamptz not null,
-    since_at      timestamptz not null      -- from then on the job went by its schedule
+    registered_at timestamptz not null,     -- it took the place of the row before
+    since_at      timestamptz not null      -- its ticks count from then on: before registered_at, where versions alternate
 );
 
 create index job_spec_history on gaffer.job_spec (job, id);

@@ -64,36 +64,68 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as 'select system_identifier::text from pg_catalog.pg_control_system()';
 
--- Makes the job known as it is now; writes nothing when nothing changed. Returns the zone data of whoever registered
--- it before, where they were others.
---
--- `p_next_due_at` is the next tick of this spec. A changed spec (or zone data) goes by it from now on, whatever its
--- ticks in the past would have been; a tick that is due already under the old one stays due. `p_known` are the jobs
--- that are registered together with this one: a new job that does the work of a known one outside of them is a renamed
--- job, which would begin anew with another watermark, and is refused unless `p_as_new`.
-create function gaffer.register(
-    p_job text, p_spec jsonb, p_spec_hash text, p_work_hash text, p_zone_data text, p_slots integer,
-    p_next_due_at timestamptz, p_known text[], p_as_new boolean
-) returns text
+-- From when on the ticks of a spec count. A new one: from now on. One that comes back after less than an hour never
+-- left: it is one of two code versions that alternate, and the ticks of both count.
+create function gaffer.base_of_spec(p_job text, p_spec_hash text) returns timestamptz
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz := gaffer.clock();
     v_job gaffer.job;
-    v_like text;
+    v_settled timestamptz;
+    v_replaced_at timestamptz;
+begin
+    select * into v_job from gaffer.job where name = p_job;
+    if not found or not exists (select from gaffer.job_spec where job = p_job and spec_hash = p_spec_hash) then
+        return v_now;
+    end if;
+    v_settled := least(greatest(v_job.first_seen_at, v_job.covered_until, v_job.skipped_until), v_now);
+    if v_job.spec_hash = p_spec_hash then
+        return v_settled;
+    end if;
+    select registered_at into v_replaced_at from gaffer.job_spec where job = p_job order by id desc limit 1;
+    return case when v_replaced_at > v_now - interval '1 hour' then greatest(v_settled, v_replaced_at) else v_now end;
+end $$;
+
+-- Makes the job known as it is now; writes nothing when nothing changed. Returns the zone data of whoever registered
+-- it before, where they were others.
+--
+-- `p_base` is the answer of base_of_spec, and `p_next_due_at` the first tick of this spec after it: a changed spec, or
+-- changed zone data, goes by that, whatever its ticks before would have been; a tick that is due already under the old
+-- one stays due. `p_known` are the jobs that are registered together with this one: a new job that does the work of a
+-- known one outside of them is a renamed job, which would begin anew with another watermark, and is refused unless
+-- `p_as_new`.
+create function gaffer.register(
+    p_job text, p_spec jsonb, p_spec_hash text, p_work_hash text, p_zone_data text, p_slots integer,
+    p_base timestamptz, p_next_due_at timestamptz, p_known text[], p_as_new boolean
+) returns text
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now timestamptz := gaffer.clock();
+    v_ahead timestamptz := v_now + interval '5 minutes';
+    v_job gaffer.job;
+    v_like text[];
 begin
     select * into v_job from gaffer.job where name = p_job;
     if not found then
-        select name into v_like from gaffer.job
-         where work_hash = p_work_hash and name <> all (p_known) and not p_as_new
-         order by name limit 1;
-        if found then
-            raise exception 'job "%" does the work of job "%", which is known here and not defined beside it; if it was '
-                'renamed: gaffer rename % %, which keeps its watermark; if it is another job: gaffer register MODULE --new %',
-                p_job, v_like, v_like, p_job, p_job using errcode = 'GF007';
+        select array_agg(job) into v_like from gaffer.operator_action
+         where action = 'rename' and details ->> 'from' = p_job and not p_as_new;
+        if v_like is not null then
+            raise exception 'job "%" was renamed to "%": deploy the code that calls it so; if this is another job: gaffer '
+                'register MODULE --new %', p_job, array_to_string(v_like, '", then to "'), p_job using errcode = 'GF007';
         end if;
-    elsif greatest(v_job.first_seen_at, v_job.covered_until, v_job.skipped_until) > v_now + interval '5 minutes' then
+        select array_agg(name order by name) into v_like from gaffer.job
+         where work_hash = p_work_hash and name <> all (p_known) and not p_as_new;
+        if v_like is not null then
+            raise exception 'job "%" does the work of job "%", known here and not defined beside it; if it was renamed: '
+                'gaffer rename % %, which keeps its watermark; if it is another job: gaffer register MODULE --new %',
+                p_job, array_to_string(v_like, '" and of job "'), case when cardinality(v_like) = 1 then v_like[1] else 'OLD' end,
+                p_job, p_job using errcode = 'GF007';
+        end if;
+    elsif greatest(v_job.first_seen_at, v_job.covered_until, v_job.skipped_until, v_job.paused_at) > v_ahead then
         -- The clock ran ahead for a while: what it dated must not keep the job quiet until then.
         update gaffer.job
            set first_seen_at = least(first_seen_at, v_now),
@@ -101,10 +133,18 @@ begin
                skipped_until = case when skipped_until > v_now then v_now else skipped_until end,
                last_success_at = case when last_success_at > v_now then v_now else last_success_at end,
                last_success_tick = case when last_success_tick > v_now then null else last_success_tick end,
+               paused_at = case when paused_at > v_ahead then v_now else paused_at end,
+               paused_until = case when paused_at > v_ahead then v_now + (paused_until - paused_at) else paused_until end,
                next_due_at = p_next_due_at
          where name = p_job;
-        update gaffer.job_spec set since_at = v_now, first_seen_at = least(first_seen_at, v_now)
-         where job = p_job and since_at > v_now;
+        update gaffer.job_spec
+           set since_at = least(since_at, v_now), registered_at = v_now, first_seen_at = least(first_seen_at, v_now)
+         where job = p_job and registered_at > v_ahead;
+        update gaffer.operator_action
+           set details = case when details ->> 'until' is null then details else details || jsonb_build_object(
+                             'until', v_now + ((details ->> 'until')::timestamptz - at)) end,
+               at = v_now
+         where job = p_job and at > v_ahead;
     elsif v_job.spec_hash = p_spec_hash and v_job.work_hash is not distinct from p_work_hash
           and v_job.zone_data is not distinct from p_zone_data then
         return null;
@@ -114,12 +154,14 @@ begin
     on conflict (name) do nothing;
     update gaffer.job
        set spec = p_spec, spec_hash = p_spec_hash, work_hash = p_work_hash, zone_data = p_zone_data,
-           next_due_at = case when (spec_hash = p_spec_hash and zone_data is not distinct from p_zone_data)
-                                   or (next_due_at <= v_now and p_next_due_at is not null)
-                              then next_due_at else p_next_due_at end
+           next_due_at = case when p_next_due_at is null then null
+                              when spec_hash = p_spec_hash and zone_data is not distinct from p_zone_data then next_due_at
+                              when next_due_at <= v_now then least(next_due_at, p_next_due_at)
+                              else p_next_due_at end
      where name = p_job;
-    insert into gaffer.job_spec (job, spec_hash, spec, first_seen_at, since_at)
-    select p_job, p_spec_hash, p_spec, coalesce(min(first_seen_at), v_now), v_now
+    insert into gaffer.job_spec (job, spec_hash, spec, first_seen_at, registered_at, since_at)
+    select p_job, p_spec_hash, p_spec, coalesce(min(first_seen_at), v_now), v_now,
+           case when v_job.name is null then v_now else p_base end
       from gaffer.job_spec where job = p_job and spec_hash = p_spec_hash
     having count(*) = 0 or v_job.spec -> 'schedule' is distinct from p_spec -> 'schedule';
     insert into gaffer.job_lease (job, slot)
@@ -331,7 +373,9 @@ begin
     update gaffer.job_lease set lease_until = v_now + p_ttl
      where job = p_job and slot = p_slot
     returning lease_until into v_until;
-    update gaffer.job_watermark set position = p_to, cluster = p_cluster, updated_at = v_now
+    update gaffer.job_watermark
+       set position = p_to, cluster = p_cluster,
+           updated_at = case when position is distinct from p_to then v_now else updated_at end
      where job = p_job and position is not distinct from p_from;
     if not found then
         raise exception 'the watermark of job "%" is not where this batch found it', p_job using errcode = 'GF005';
