@@ -29,7 +29,7 @@ from gaffer_dagster.domain.schedule import ClockChange, Schedule, clock_changes
 from gaffer_dagster.errors import BadSpecError
 
 SEED = int(os.environ.get("GAFFER_WAKEUP_SEED", 0)) or random.SystemRandom().randrange(1, 1_000_000)
-STARTS = int(os.environ.get("GAFFER_WAKEUP_STARTS", 6_000))
+STARTS = int(os.environ.get("GAFFER_WAKEUP_STARTS", 3_000))
 SEASONS = ["2027-01-15T12:00Z", "2027-07-15T12:00Z"]
 
 UTC = timezone.utc
