@@ -50,6 +50,8 @@ def daily_report(batch: gd.Batch) -> None:
         select min(day), extract(epoch from %(until)s::timestamptz - %(since)s) / 3600, count(*),
                count(*) filter (where dep_time is null)
           from flights where sched_dep_at >= %(since)s and sched_dep_at < %(until)s
+        on conflict (day) do update  -- gaffer run --interval does a day once more
+           set hours = excluded.hours, flights = excluded.flights, cancelled = excluded.cancelled
         """,
         {"since": batch.window.since, "until": batch.window.until},
     )
