@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from gaffer_dagster.domain import zones
 from gaffer_dagster.domain.due import Window
+from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.lease import LARGEST_SKEW, Grant, Lease, clocks_apart
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.keeper import Keeper, Stop
@@ -194,7 +195,8 @@ class Holding:
     def _wait_for(self, tick: datetime | None, now: datetime) -> datetime:
         """The time at which the database's clock, which is the one that counts, has reached the tick."""
         if tick is not None and tick > now:
-            self._log.info("waits", why=f"the database's clock is {tick - now} from the tick at {tick.isoformat()}")
+            away = in_words(tick - now)
+            self._log.info("waits", why=f"the database's clock is {away} from the tick at {tick.isoformat()}")
             while now < tick:
                 time.sleep(min(1.0, (tick - now).total_seconds()))
                 now = horizon.now(self.connection())

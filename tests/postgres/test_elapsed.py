@@ -71,14 +71,7 @@ def test_slices_are_whole_and_what_is_less_waits_for_a_later_tick(windows: Windo
 
 
 def test_a_failed_slice_is_done_again_with_its_bounds_and_key(windows: Windows) -> None:
-    keys: list[str] = []
-
-    def fails(batch: Batch) -> None:
-        keys.append(batch.key)
-        windows.take(batch)
-        if len(keys) == 2:
-            raise ValueError("no")
-
+    keys, fails = windows.fails_at_the_second()
     with pytest.raises(ValueError, match="no"):
         windows.run(hourly("1h"), at=NINE + 2 * HOUR + 2 * MINUTE, work=fails)
     assert windows.run(hourly("1h"), at=NINE + 3 * HOUR + 2 * MINUTE, work=fails).items == 2

@@ -67,14 +67,7 @@ def test_a_second_tick_does_nothing_extra(windows: Windows) -> None:
 
 
 def test_a_failed_interval_is_done_again_and_has_the_same_key(windows: Windows) -> None:
-    keys: list[str] = []
-
-    def fails(batch: Batch) -> None:
-        keys.append(batch.key)
-        windows.take(batch)
-        if len(keys) == 2:
-            raise ValueError("no")
-
+    keys, fails = windows.fails_at_the_second()
     with pytest.raises(ValueError, match="no"):
         windows.run(hourly(), at=NINE + 3 * HOUR + 2 * MINUTE, work=fails)
     assert windows.run(hourly(), work=fails).items == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,6 +24,18 @@ class Windows:
 
     def take(self, batch: Batch) -> None:
         batch.insert("windows", [{"since": batch.window.since, "until": batch.window.until}])
+
+    def fails_at_the_second(self) -> tuple[list[str], Callable[[Batch], None]]:
+        """The keys of the batches so far, and work that fails at the second of them."""
+        keys: list[str] = []
+
+        def work(batch: Batch) -> None:
+            keys.append(batch.key)
+            self.take(batch)
+            if len(keys) == 2:
+                raise ValueError("no")
+
+        return keys, work
 
     def run(self, job: JobSpec, *, at: datetime | None = None, work: Any = None, **told: Any) -> RunRecord:
         if self.clock is None:
