@@ -9,6 +9,7 @@ import pytest
 from gaffer_dagster.domain.ledger import Disposition, ledger
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.engine.batch import Batch
+from gaffer_dagster.engine.holding import Holding
 from gaffer_dagster.errors import ClockSkewError, ForeignWatermarkError
 from gaffer_dagster.store import history
 from gaffer_dagster.store import jobs as job_table
@@ -126,6 +127,12 @@ def test_a_run_waits_for_the_tick_that_woke_it(url: str) -> None:
     tick = datetime.now(timezone.utc) + timedelta(seconds=2)
     record = jobs.run(jobs.spec(), url, trigger="schedule", tick=tick)
     assert record.started_at >= tick
+
+
+def test_a_run_that_does_not_wait_for_its_tick_would_be_caught(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Holding, "_wait_for", lambda self, tick, now: now)
+    with pytest.raises(AssertionError):
+        test_a_run_waits_for_the_tick_that_woke_it(url)
 
 
 def test_a_tick_far_ahead_of_the_database_is_refused(url: str) -> None:
