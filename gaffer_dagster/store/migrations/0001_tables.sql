@@ -6,6 +6,7 @@
 --   job_watermark    how far the job has got; moves only in the transaction that also carries the batch's writes
 --   job_runs         one row for each attempt that reached the database
 --   operator_action  who did what to which job, and why
+--   watch, alert, …  who looks for silence, and what was found: 0004_alerts.sql
 --   migration        which of these files were applied
 --
 -- What always holds:
@@ -44,6 +45,31 @@ create table gaffer.job (
     next_due_at          timestamptz,      -- the earliest tick that is neither covered nor skipped
     follow_up_at         timestamptz,      -- from then on a run is wanted without waiting for a tick
     wanted_at            timestamptz,      -- the last wake-up that met a holder
+
+    -- What the rules of 0004_alerts.sql are read from, so that no history is needed for them.
+    rules_at             timestamptz not null,  -- since when its schedule, bounds and alerts are what they are
+    grace                interval not null,     -- of its alerts: tells the watch who is in time
+    late_tick            timestamptz,      -- the earliest tick that was skipped as late and not made up for since
+    paused_for           interval not null default '0',  -- how long pauses that are over delayed the tick waited for
+    worked               tstzrange[] not null default '{}',  -- when runs were at work that did not cover that tick
+    failed_at            timestamptz[] not null default '{}',  -- when each of the streak's failures was: a hundred
+    consecutive_capped   integer not null default 0 check (consecutive_capped >= 0),
+    capped_at            timestamptz[] not null default '{}',  -- when each of those was: a hundred
+    due_since            timestamptz,      -- since when something due is left, as far as runs know
+    held_since           timestamptz,      -- since when something waits for a transaction that is open elsewhere
+    held_by              text,             -- whose
+    parked               bigint not null default 0 check (parked >= 0),
+    parked_at            timestamptz,
+    taken_over_at        timestamptz[] not null default '{}',  -- the newest hundred runs that were found dead
+    version              text,             -- of its definition
+    version_before       text,
+    returned_at          timestamptz[] not null default '{}',  -- when the version before came back: the newest ten
+    vanished_at          timestamptz,      -- nobody who defined it defines it any more
+    retired_at           timestamptz,      -- it is not meant to run any more
+    muted_until          timestamptz,
+    runs_ended           bigint not null default 0,
+    run_seconds          double precision not null default 0,
+    leases_lost          bigint not null default 0,
     check (paused_at is not null or (paused_until is null and paused_by is null and pause_reason is null))
 );
 
@@ -161,3 +187,19 @@ end $$;
 
 create trigger grow_fence before update of fence, lease_id on gaffer.job_lease
     for each row execute function gaffer.refuse_smaller_fence();
+
+-- What delayed one tick says nothing of the next.
+create function gaffer.forget_delay() returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if coalesce(new.late_tick, new.next_due_at) is distinct from coalesce(old.late_tick, old.next_due_at) then
+        new.paused_for := '0';
+        new.worked := '{}';
+    end if;
+    return new;
+end $$;
+
+create trigger forget_delay before update of late_tick, next_due_at on gaffer.job
+    for each row execute function gaffer.forget_delay();

@@ -50,13 +50,35 @@ begin
     end if;
 end $$;
 
-create function gaffer.count_failure(p_job text, p_tick timestamptz) returns void
+create function gaffer.count_failure(p_job text, p_tick timestamptz, p_at timestamptz) returns void
 language sql
 set search_path = pg_catalog, pg_temp
 as $$
     update gaffer.job
-       set consecutive_failures = consecutive_failures + 1, failed_tick = p_tick
+       set consecutive_failures = consecutive_failures + 1, failed_tick = p_tick,
+           failed_at = case when cardinality(failed_at) < 100 then failed_at || p_at else failed_at end
      where name = p_job and (p_tick is null or failed_tick is distinct from p_tick)
+$$;
+
+-- A run was at work and did not cover the tick that is waited for: its grace may have run out meanwhile.
+create function gaffer.note_work(p_job text, p_from timestamptz, p_until timestamptz) returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+    update gaffer.job
+       set worked = (worked || tstzrange(p_from, greatest(p_from, p_until)))[greatest(1, cardinality(worked) - 98):]
+     where name = p_job and coalesce(late_tick, next_due_at) < p_until
+$$;
+
+-- A run was found dead, or its lease was taken from it.
+create function gaffer.count_takeover(p_job text, p_at timestamptz) returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+    update gaffer.job
+       set leases_lost = leases_lost + 1,
+           taken_over_at = (taken_over_at || p_at)[greatest(1, cardinality(taken_over_at) - 98):]
+     where name = p_job
 $$;
 
 create function gaffer.cluster() returns text
@@ -97,8 +119,8 @@ end $$;
 -- known one outside of them is a renamed job, which would begin anew with another watermark, and is refused unless
 -- `p_as_new`.
 create function gaffer.register(
-    p_job text, p_spec jsonb, p_spec_hash text, p_work_hash text, p_zone_data text, p_slots integer,
-    p_base timestamptz, p_next_due_at timestamptz, p_known text[], p_as_new boolean
+    p_job text, p_spec jsonb, p_spec_hash text, p_work_hash text, p_zone_data text, p_grace interval,
+    p_slots integer, p_base timestamptz, p_next_due_at timestamptz, p_known text[], p_as_new boolean
 ) returns text
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -106,6 +128,7 @@ as $$
 declare
     v_now timestamptz := gaffer.clock();
     v_ahead timestamptz := v_now + interval '5 minutes';
+    v_version text := concat_ws('/', p_spec_hash, p_work_hash, p_zone_data);
     v_job gaffer.job;
     v_like text[];
 begin
@@ -135,7 +158,14 @@ begin
                last_success_tick = case when last_success_tick > v_now then null else last_success_tick end,
                paused_at = case when paused_at > v_ahead then v_now else paused_at end,
                paused_until = case when paused_at > v_ahead then v_now + (paused_until - paused_at) else paused_until end,
-               next_due_at = p_next_due_at
+               next_due_at = p_next_due_at, late_tick = null, rules_at = least(rules_at, v_now),
+               failed_at = array(select least(at, v_now) from unnest(failed_at) as at),
+               capped_at = array(select least(at, v_now) from unnest(capped_at) as at),
+               taken_over_at = array(select least(at, v_now) from unnest(taken_over_at) as at),
+               returned_at = array(select least(at, v_now) from unnest(returned_at) as at),
+               due_since = case when due_since > v_now then v_now else due_since end,
+               held_since = case when held_since > v_now then v_now else held_since end,
+               parked_at = case when parked_at > v_now then v_now else parked_at end
          where name = p_job;
         update gaffer.job_spec
            set since_at = least(since_at, v_now), registered_at = v_now, first_seen_at = least(first_seen_at, v_now)
@@ -146,14 +176,23 @@ begin
                at = v_now
          where job = p_job and at > v_ahead;
     elsif v_job.spec_hash = p_spec_hash and v_job.work_hash is not distinct from p_work_hash
-          and v_job.zone_data is not distinct from p_zone_data then
+          and v_job.zone_data is not distinct from p_zone_data and v_job.retired_at is null then
         return null;
     end if;
-    insert into gaffer.job (name, spec, spec_hash, work_hash, zone_data, first_seen_at, next_due_at)
-    values (p_job, p_spec, p_spec_hash, p_work_hash, p_zone_data, v_now, p_next_due_at)
+    insert into gaffer.job (name, spec, spec_hash, work_hash, zone_data, version, grace, first_seen_at, rules_at,
+                            next_due_at)
+    values (p_job, p_spec, p_spec_hash, p_work_hash, p_zone_data, v_version, p_grace, v_now, v_now, p_next_due_at)
     on conflict (name) do nothing;
     update gaffer.job
-       set spec = p_spec, spec_hash = p_spec_hash, work_hash = p_work_hash, zone_data = p_zone_data,
+       set spec = p_spec, spec_hash = p_spec_hash, work_hash = p_work_hash, zone_data = p_zone_data, grace = p_grace,
+           rules_at = case when spec - 'due' = p_spec - 'due' then rules_at else v_now end,
+           version = v_version,
+           version_before = case when version = v_version then version_before else version end,
+           returned_at = case when version_before = v_version and version <> v_version
+                              then (returned_at || v_now)[greatest(1, cardinality(returned_at) - 8):]
+                              else returned_at end,
+           retired_at = null,
+           late_tick = case when p_next_due_at is not null then late_tick end,
            next_due_at = case when p_next_due_at is null then null
                               when spec_hash = p_spec_hash and zone_data is not distinct from p_zone_data then next_due_at
                               when next_due_at <= v_now then least(next_due_at, p_next_due_at)
@@ -194,6 +233,7 @@ declare
     v_job gaffer.job;
     v_dead gaffer.job_runs;
     v_run gaffer.job_runs;
+    v_dead_until timestamptz;
     v_granted boolean := false;
     v_grant gaffer.lease_grant;
 begin
@@ -231,6 +271,7 @@ begin
           and p_tick > coalesce(v_job.covered_until, v_job.first_seen_at) then
         v_grant.outcome := 'late';   -- a holder at work may still do it; then this one is busy
     elsif v_lease.job is not null then
+        v_dead_until := v_lease.lease_until;
         update gaffer.job_lease
            set fence = case when lease_id = p_lease_id then fence else fence + 1 end,
                lease_id = p_lease_id, owner = p_owner, lease_until = gaffer.clock() + p_ttl
@@ -257,9 +298,11 @@ begin
                 v_grant.granted_at, v_grant.granted_at, v_grant.outcome, p_refusal)
         returning id into v_grant.run_id;
         if v_grant.outcome = 'failed' and p_redo is null then
-            perform gaffer.count_failure(p_job, p_tick);
+            perform gaffer.count_failure(p_job, p_tick, v_grant.granted_at);
         elsif v_grant.outcome = 'late' then
-            update gaffer.job set skipped_until = greatest(skipped_until, p_tick), next_due_at = p_next_tick
+            update gaffer.job
+               set skipped_until = greatest(skipped_until, p_tick), next_due_at = p_next_tick,
+                   late_tick = coalesce(late_tick, next_due_at, p_tick)
              where name = p_job;
         elsif v_grant.outcome = 'paused' then
             -- What was due before the pause began stays due.
@@ -279,8 +322,10 @@ begin
          where job = p_job and slot = p_slot and outcome = 'running' and lease_id <> p_lease_id
         returning *
     loop
+        perform gaffer.note_work(p_job, v_dead.started_at, least(v_dead.ended_at, v_dead_until));
         if v_dead.trigger <> 'redo' then
-            perform gaffer.count_failure(p_job, v_dead.tick);
+            perform gaffer.count_failure(p_job, v_dead.tick, v_dead.ended_at);
+            perform gaffer.count_takeover(p_job, v_dead.ended_at);
             -- A redo does not do what the dead run has left.
             update gaffer.job set follow_up_at = gaffer.clock() where name = p_job and p_redo is not null;
         end if;
@@ -442,12 +487,14 @@ end $$;
 -- or `partial` is told to look again (`wanted`) when a wake-up came since `p_wanted_at` was read: that wake-up went
 -- away because of us; where the run ends otherwise, it is to be followed by another. `p_covered_until`: ticks up to
 -- there are covered, and `p_next_due_at` is the tick after it; null: none is. `p_follow_up_at`: when the next run is
--- wanted without waiting for a tick. A redo leaves the job as it is. Repeating the call is safe.
+-- wanted without waiting for a tick. `p_oldest_due_at`: since when the oldest of what is left has been due, where that can be told;
+-- `p_held_by`: whose open transaction keeps something from being due. A redo leaves the job as it is. Repeating the
+-- call is safe.
 create function gaffer.end_run(
     p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_run_id bigint, p_outcome text,
     p_wanted_at timestamptz, p_covered_until timestamptz, p_success_tick timestamptz, p_ticks_covered integer,
     p_backlog bigint, p_next_run_at timestamptz, p_next_due_at timestamptz, p_follow_up_at timestamptz,
-    p_sqlstate text, p_error text
+    p_oldest_due_at timestamptz, p_held_by text, p_sqlstate text, p_error text
 ) returns gaffer.run_ending
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -469,7 +516,9 @@ begin
         end if;
         if v_run.outcome = 'running' and v_run.trigger <> 'redo' then
             -- The lease was taken away by hand, and nobody has found this run dead yet.
-            perform gaffer.count_failure(p_job, v_run.tick);
+            perform gaffer.count_failure(p_job, v_run.tick, gaffer.clock());
+            perform gaffer.note_work(p_job, v_run.started_at, gaffer.clock());
+            perform gaffer.count_takeover(p_job, gaffer.clock());
         end if;
         if v_run.outcome in ('abandoned', 'running') then
             update gaffer.job_runs
@@ -502,19 +551,31 @@ begin
     if v_run.trigger <> 'redo' then
         if p_outcome in ('succeeded', 'partial', 'capped') then
             update gaffer.job
-               set consecutive_failures = 0, failed_tick = null,
+               set consecutive_failures = 0, failed_tick = null, failed_at = '{}', vanished_at = null,
                    last_success_at = case when v_done then v_now else last_success_at end,
-                   last_success_tick = case when v_done then p_success_tick else last_success_tick end
+                   last_success_tick = case when v_done then p_success_tick else last_success_tick end,
+                   consecutive_capped = case when v_done then 0 else consecutive_capped + 1 end,
+                   capped_at = case when v_done then '{}'
+                                    when cardinality(capped_at) < 100 then capped_at || v_now
+                                    else capped_at end,
+                   due_since = case when not v_done then coalesce(p_oldest_due_at, due_since, v_run.started_at) end,
+                   held_since = case when p_held_by is not null then coalesce(held_since, v_run.started_at) end,
+                   held_by = p_held_by,
+                   parked_at = case when v_run.parked > 0 then coalesce(parked_at, v_now) else parked_at end,
+                   parked = parked + v_run.parked
              where name = p_job;
         elsif p_outcome <> 'interrupted' then
-            perform gaffer.count_failure(p_job, v_run.tick);
+            perform gaffer.count_failure(p_job, v_run.tick, v_now);
         end if;
         update gaffer.job
-           set covered_until = p_covered_until, next_due_at = p_next_due_at
+           set covered_until = p_covered_until, next_due_at = p_next_due_at,
+               late_tick = case when late_tick > p_covered_until then late_tick end
          where name = p_job and p_covered_until > coalesce(covered_until, '-infinity');
     end if;
+    perform gaffer.note_work(p_job, v_run.started_at, v_now);
     update gaffer.job
-       set follow_up_at = case when wanted_at is distinct from p_wanted_at then v_now
+       set runs_ended = runs_ended + 1, run_seconds = run_seconds + extract(epoch from v_now - v_run.started_at),
+           follow_up_at = case when wanted_at is distinct from p_wanted_at then v_now
                                when v_run.trigger = 'redo' then follow_up_at
                                else p_follow_up_at end
      where name = p_job;

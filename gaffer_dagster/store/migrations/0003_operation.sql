@@ -1,5 +1,16 @@
 -- What people do to a job. Each is one transaction with its row in gaffer.operator_action.
 
+-- How long the pause of this job, which is over or ends now, delayed the tick that is waited for, if it was due before.
+create function gaffer.note_pause(p_job text, p_now timestamptz) returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+    update gaffer.job
+       set paused_for = paused_for + (least(p_now, paused_until) - paused_at)
+     where name = p_job and coalesce(late_tick, next_due_at) < paused_at
+       and coalesce(late_tick, next_due_at) + grace + paused_for > paused_at
+$$;
+
 -- From now until `p_until` (null: until it is resumed) runs end `paused` and their ticks are skipped. A pause of a job
 -- that is paused takes the place of the one before, after which `p_next_tick` is the first tick.
 create function gaffer.pause(
@@ -11,6 +22,7 @@ as $$
 declare
     v_now timestamptz := gaffer.clock();
 begin
+    perform gaffer.note_pause(p_job, v_now);
     update gaffer.job
        set paused_at = v_now, paused_until = p_until, paused_by = p_by, pause_reason = p_reason,
            next_due_at = case when next_due_at >= paused_at and next_due_at < least(v_now, paused_until)
@@ -40,6 +52,7 @@ begin
     if v_job.paused_at is null then
         return false;
     end if;
+    perform gaffer.note_pause(p_job, v_now);
     update gaffer.job
        set paused_at = null, paused_until = null, paused_by = null, pause_reason = null,
            next_due_at = case when next_due_at >= v_job.paused_at

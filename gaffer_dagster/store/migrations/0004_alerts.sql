@@ -1,0 +1,157 @@
+-- Who looks for silence, and what was found.
+--
+--   watch            whoever looks, and when it looked last; a stretch in which nobody did is in watch_gap
+--   alert            an incident: at most one is open for each job (or watch) and kind
+--   receiver         where notices go; its address is known only to the processes that send
+--   alert_delivery   one notice of one incident to one receiver, until it was taken
+--
+-- A pass, in one transaction: begin_pass · what is wrong is read and judged (domain/incident.py) · note_incidents,
+-- which looks at each job's row again. Then, each in a transaction of its own: claim_notices · the notices are sent ·
+-- note_sent. Two passes at once open nothing twice and send nothing twice; one that dies leaves what the next takes up.
+
+create table gaffer.watch (
+    name          text primary key,
+    every         interval,                    -- how often it means to look; null: it does not say
+    first_seen_at timestamptz not null,
+    last_pass_at  timestamptz not null,
+    passes        bigint not null default 0,
+    jobs          text[] not null default '{}',   -- the jobs that are defined where it looks
+    learnt_until  timestamptz                  -- the runs that its orchestrator recorded are known up to here
+);
+
+create table gaffer.watch_gap (
+    id       bigint generated always as identity primary key,
+    since_at timestamptz not null,
+    until_at timestamptz not null,
+    watch    text not null                     -- who was the first to look again
+);
+
+create table gaffer.alert (
+    id          bigint generated always as identity primary key,
+    key         uuid not null unique default gen_random_uuid(),
+    job         text references gaffer.job (name) on update cascade,
+    watch       text,
+    kind        text not null,
+    severity    text not null check (severity in ('warning', 'error')),
+    since_at    timestamptz not null,          -- when it became true
+    opened_at   timestamptz not null,          -- when it was seen
+    details     jsonb not null,
+    reminders   integer not null default 0,
+    reminded_at timestamptz,
+    acked_at    timestamptz,
+    acked_by    text,
+    ack_reason  text,
+    resolved_at timestamptz,
+    check ((job is null) <> (watch is null))
+);
+
+create unique index alert_open_job on gaffer.alert (job, kind) where resolved_at is null and job is not null;
+create unique index alert_open_watch on gaffer.alert (watch, kind) where resolved_at is null and watch is not null;
+
+create table gaffer.receiver (
+    name          text primary key,
+    first_seen_at timestamptz not null,        -- incidents that were over by then are not told any more
+    last_seen_at  timestamptz not null,
+    failing_since timestamptz,
+    error         text
+);
+
+create table gaffer.alert_delivery (
+    id              bigint generated always as identity primary key,
+    alert           bigint not null references gaffer.alert (id),
+    notice          text not null check (notice in ('opened', 'reminded', 'resolved')),
+    number          integer not null,          -- of the reminder; else 0
+    receiver        text not null references gaffer.receiver (name),
+    created_at      timestamptz not null,
+    message         uuid,                      -- the one that it went in, the same in every attempt
+    attempts        integer not null default 0,
+    next_attempt_at timestamptz not null,
+    delivered_at    timestamptz,
+    error           text,
+    unique (alert, notice, number, receiver)
+);
+
+create index alert_delivery_left on gaffer.alert_delivery (receiver, id) where delivered_at is null;
+
+-- The pass of one watch begins: null while another is at it. A watch that says how often it looks, and finds that
+-- nobody did for longer, notes the gap: no job is called absent for a tick of it before it had its grace anew. A job
+-- that was defined where this watch looks and is not any more, nor elsewhere, has vanished.
+create function gaffer.begin_pass(p_watch text, p_every interval, p_jobs text[]) returns timestamptz
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now timestamptz;
+    v_last timestamptz;
+    v_watch gaffer.watch;
+begin
+    perform gaffer.raise_durability();
+    -- A watch that is stopped in the middle must not stop the others.
+    perform set_config('idle_in_transaction_session_timeout', '10s', true);
+    if not pg_try_advisory_xact_lock(hashtextextended('gaffer.begin_pass', 0)) then
+        return null;
+    end if;
+    v_now := gaffer.clock();
+    select * into v_watch from gaffer.watch where name = p_watch;
+    select max(last_pass_at) into v_last from gaffer.watch;
+    if v_last < v_now - greatest(interval '5 minutes', 3 * p_every) then
+        insert into gaffer.watch_gap (since_at, until_at, watch) values (v_last, v_now, p_watch);
+    end if;
+    if p_jobs is distinct from v_watch.jobs then
+        update gaffer.job set vanished_at = v_now
+         where name = any (v_watch.jobs) and name <> all (p_jobs) and vanished_at is null
+           and not exists (select from gaffer.watch w where w.name <> p_watch and job.name = any (w.jobs));
+        update gaffer.job set vanished_at = null where name = any (p_jobs) and vanished_at is not null;
+    end if;
+    insert into gaffer.watch (name, every, first_seen_at, last_pass_at, passes, jobs)
+    values (p_watch, p_every, v_now, v_now, 1, p_jobs)
+    on conflict (name) do update
+       set every = p_every, last_pass_at = v_now, passes = watch.passes + 1,
+           jobs = case when watch.jobs = p_jobs then watch.jobs else p_jobs end;
+    return v_now;
+end $$;
+
+create type gaffer.incident as (
+    alert    bigint,        -- null: it is to be opened
+    verb     text,          -- open, remind, resolve
+    job      text,
+    watch    text,
+    row      text,          -- the version of the job's row that was judged
+    kind     text,
+    severity text,
+    since_at timestamptz,
+    details  jsonb
+);
+
+-- Opens, reminds and resolves, each only if the job's row is still what was judged: where a run has just ended, the
+-- next pass judges anew. Returns what was done.
+create function gaffer.note_incidents(p_now timestamptz, p_incidents gaffer.incident[]) returns setof gaffer.alert
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_judged gaffer.incident[];
+begin
+    -- Not waiting for whoever changes a row, since it is changing.
+    perform 1 from gaffer.job j
+      where (j.name, j.xmin::text) in (select i.job, i.row from unnest(p_incidents) i)
+      order by j.name for share skip locked;
+    select array_agg(i) into v_judged from unnest(p_incidents) i
+     where i.watch is not null
+        or exists (select from gaffer.job j where j.name = i.job and j.xmin::text = i.row for share skip locked);
+    return query
+        insert into gaffer.alert (job, watch, kind, severity, since_at, opened_at, details)
+        select i.job, i.watch, i.kind, i.severity, i.since_at, p_now, i.details
+          from unnest(v_judged) i where i.verb = 'open'
+        on conflict do nothing
+        returning *;
+    return query
+        update gaffer.alert a
+           set details = i.details,
+               reminders = a.reminders + (i.verb = 'remind')::integer,
+               reminded_at = case when i.verb = 'remind' then p_now else a.reminded_at end,
+               resolved_at = case when i.verb = 'resolve' then p_now end
+          from unnest(v_judged) i
+         where a.id = i.alert and i.verb in ('remind', 'resolve') and a.resolved_at is null
+        returning a.*;
+end $$;
