@@ -12,7 +12,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[dhms])", re.ASCII)
 _WHOLE = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
 
 
-def as_duration(value: timedelta | str, field: str) -> timedelta:
+def as_duration(value: timedelta | str | None, field: str) -> timedelta:
     """A positive duration. Raises `BadSpecError` naming `field` and the value."""
     if isinstance(value, timedelta):
         duration = value

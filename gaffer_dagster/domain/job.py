@@ -60,7 +60,7 @@ class JobRecord:
     @property
     def grace(self) -> timedelta:
         """How late a success may come after its tick."""
-        return Alerts(self.spec["alerts"]["grace"]).grace_for(self.schedule)
+        return Alerts.from_json(self.spec["alerts"]).grace_for(self.schedule)
 
     @property
     def pause(self) -> Pause | None:

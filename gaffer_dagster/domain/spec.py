@@ -131,10 +131,7 @@ class JobSpec:
                 "timeout": show_duration(self.limits.timeout),
                 "batch_timeout": show_duration(self.limits.batch_timeout),
             },
-            "alerts": {
-                "grace": None if self.alerts.grace is None else show_duration(self.alerts.grace),
-                "failures": self.alerts.failures,
-            },
+            "alerts": self.alerts.as_json(),
             "exclusion": self.exclusion,
         }
 

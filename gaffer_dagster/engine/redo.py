@@ -39,6 +39,9 @@ class RedoSource:
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
         return 0
 
+    def due_since(self, position: Position | None) -> datetime | None:
+        return None
+
     def held_back_by(self, connection: db.Connection) -> str | None:
         return None
 

@@ -80,6 +80,7 @@ class Run:
         self._attempts = 0
         self._longest = timedelta()
         self._exhausted = False  # the last look found nothing due any more
+        self._held_by: str | None = None  # who keeps something from being due
         self._batch: Batch | None = None
         self._batch_until = math.inf  # a time of time.monotonic()
         self._looked_at: datetime | None = None
@@ -249,15 +250,17 @@ class Run:
             if page is None:
                 self._exhausted = True
                 if not self.items:  # idle is not always nothing to do
-                    held_by = self._source.held_back_by(connection)
-                    if held_by is not None:
-                        self._log.warning("held back", by=held_by)
+                    self._held_by = self._source.held_back_by(connection)
+                    if self._held_by is not None:
+                        self._log.warning("held back", by=self._held_by)
                 return None
+            self._held_by = page.held_by
             if page.at_least >= left - self._longest or left < timedelta(seconds=1):
                 self._log.info("not settled in time", why=page.why)
                 return None
             self._log.debug("waits", why=page.why)
             time.sleep(min(0.5, max(0.05, page.at_least.total_seconds())))
+        self._held_by = None
         self._batch_until = began + self._limits.batch_timeout.total_seconds()
         batch = self._batch = Batch(
             connection,
@@ -407,6 +410,8 @@ class Run:
                 next_run_at=next_tick,
                 next_due_at=next_due_at,
                 follow_up_at=None if follow_up is None else now + follow_up,
+                oldest_due_at=self._source.due_since(self._position) if outcome is Outcome.CAPPED else None,
+                held_by=self._held_by,
                 sqlstate=None if error is None else db.sqlstate(error),
                 error=None if error is None else db.primary_message(error)[:2000],
             )

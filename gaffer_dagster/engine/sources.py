@@ -37,6 +37,8 @@ class Wait:
 
     at_least: timedelta
     why: str
+    held_by: str | None = None
+    """Whose open transaction it waits for, where it does."""
 
 
 class Source(Protocol):
@@ -53,6 +55,10 @@ class Source(Protocol):
 
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
         """What is due after `position`."""
+        ...
+
+    def due_since(self, position: Position | None) -> datetime | None:
+        """Since when the oldest of what comes after `position` has been due, where that can be told."""
         ...
 
     def held_back_by(self, connection: db.Connection) -> str | None:
@@ -110,6 +116,9 @@ class _NewRowsSource:
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
         return new_rows.backlog(connection, self._table, self._due.where, RowPosition.read(position), self._horizon)
 
+    def due_since(self, position: Position | None) -> datetime | None:
+        return None  # rows carry no time
+
     def held_back_by(self, connection: db.Connection) -> str | None:
         held = new_rows.is_held_back(connection, self._table, self._horizon)
         return horizon.holder(connection) if held else None
@@ -154,12 +163,17 @@ class _TimeSource:
         if unsettled > timedelta():
             return Wait(unsettled, f"the time up to {window.until.isoformat()} settles")
         if not horizon.is_behind(connection, self._mark):
-            return Wait(timedelta(), f"a transaction from before is still open: {horizon.holder(connection)}")
+            held_by = horizon.holder(connection)
+            return Wait(timedelta(), f"a transaction from before is still open: {held_by}", held_by)
         key = f"{self._job}/{window.since.isoformat()}/{window.until.isoformat()}" if self._intervals.repeat else None
         return Page(TimePosition(window.until).as_json(), 1, window=window, key=key)
 
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
         return self._intervals.left(self._since(position), self._bound)
+
+    def due_since(self, position: Position | None) -> datetime | None:
+        window = self._intervals.after(self._since(position), self._bound)
+        return None if window is None else window.until + self._intervals.settle
 
     def held_back_by(self, connection: db.Connection) -> str | None:
         return None  # a run waits for it, and says so

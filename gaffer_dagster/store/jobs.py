@@ -35,10 +35,11 @@ def register(connection: db.Connection, spec: JobSpec, registration: Registratio
         assert base is not None  # noqa: S101 — one row by construction
         next_due_at = None if spec.schedule is None else spec.schedule.next(base[0])
         row = connection.execute(
-            "select gaffer.register(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            "select gaffer.register(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
             [
                 spec.name, Jsonb(spec.as_json()), spec.hash, registration.work_hash, registration.zone_data,
-                spec.slots, base[0], next_due_at, [spec.name, *registration.known], registration.as_new,
+                spec.alerts.grace_for(spec.schedule), spec.slots, base[0], next_due_at,
+                [spec.name, *registration.known], registration.as_new,
             ],
         ).fetchone()  # fmt: skip
     return None if row is None else row[0]

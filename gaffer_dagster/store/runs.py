@@ -34,6 +34,8 @@ def end(
     next_run_at: datetime | None,
     next_due_at: datetime | None,
     follow_up_at: datetime | None,
+    oldest_due_at: datetime | None,
+    held_by: str | None,
     sqlstate: str | None,
     error: str | None,
 ) -> Ending:
@@ -41,11 +43,11 @@ def end(
     with connection.cursor(row_factory=class_row(Ending)) as cursor, db.refusals():
         cursor.execute(
             db.BEGIN + "set local statement_timeout = '10s'; select * from"
-            " gaffer.end_run(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s); commit",
+            " gaffer.end_run(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s); commit",
             [
                 lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, str(outcome), wanted_at,
                 covered_until, success_tick, ticks_covered, backlog, next_run_at, next_due_at, follow_up_at,
-                sqlstate, error,
+                oldest_due_at, held_by, sqlstate, error,
             ],
         )  # fmt: skip
         return db.committed(cursor)

@@ -156,6 +156,8 @@ def end(connection: db.Connection, lease: Lease, outcome: Outcome = Outcome.SUCC
         "next_run_at": None,
         "next_due_at": None,
         "follow_up_at": None,
+        "oldest_due_at": None,
+        "held_by": None,
         "sqlstate": None,
         "error": None,
     }

@@ -2,12 +2,9 @@
 --
 --   watch            whoever looks, and when it looked last; a stretch in which nobody did is in watch_gap
 --   alert            an incident: at most one is open for each job (or watch) and kind
---   receiver         where notices go; its address is known only to the processes that send
---   alert_delivery   one notice of one incident to one receiver, until it was taken
 --
--- A pass, in one transaction: begin_pass · what is wrong is read and judged (domain/incident.py) · note_incidents,
--- which looks at each job's row again. Then, each in a transaction of its own: claim_notices · the notices are sent ·
--- note_sent. Two passes at once open nothing twice and send nothing twice; one that dies leaves what the next takes up.
+-- A pass is one transaction: begin_pass · what is wrong is read and judged (domain/incident.py) · note_incidents, which
+-- looks at each job's row again. What is opened, reminded or resolved is then delivered: 0005_delivery.sql.
 
 create table gaffer.watch (
     name          text primary key,
@@ -47,31 +44,6 @@ create table gaffer.alert (
 
 create unique index alert_open_job on gaffer.alert (job, kind) where resolved_at is null and job is not null;
 create unique index alert_open_watch on gaffer.alert (watch, kind) where resolved_at is null and watch is not null;
-
-create table gaffer.receiver (
-    name          text primary key,
-    first_seen_at timestamptz not null,        -- incidents that were over by then are not told any more
-    last_seen_at  timestamptz not null,
-    failing_since timestamptz,
-    error         text
-);
-
-create table gaffer.alert_delivery (
-    id              bigint generated always as identity primary key,
-    alert           bigint not null references gaffer.alert (id),
-    notice          text not null check (notice in ('opened', 'reminded', 'resolved')),
-    number          integer not null,          -- of the reminder; else 0
-    receiver        text not null references gaffer.receiver (name),
-    created_at      timestamptz not null,
-    message         uuid,                      -- the one that it went in, the same in every attempt
-    attempts        integer not null default 0,
-    next_attempt_at timestamptz not null,
-    delivered_at    timestamptz,
-    error           text,
-    unique (alert, notice, number, receiver)
-);
-
-create index alert_delivery_left on gaffer.alert_delivery (receiver, id) where delivered_at is null;
 
 -- The pass of one watch begins: null while another is at it. A watch that says how often it looks, and finds that
 -- nobody did for longer, notes the gap: no job is called absent for a tick of it before it had its grace anew. A job
@@ -133,9 +105,6 @@ declare
     v_judged gaffer.incident[];
 begin
     -- Not waiting for whoever changes a row, since it is changing.
-    perform 1 from gaffer.job j
-      where (j.name, j.xmin::text) in (select i.job, i.row from unnest(p_incidents) i)
-      order by j.name for share skip locked;
     select array_agg(i) into v_judged from unnest(p_incidents) i
      where i.watch is not null
         or exists (select from gaffer.job j where j.name = i.job and j.xmin::text = i.row for share skip locked);
@@ -154,4 +123,65 @@ begin
           from unnest(v_judged) i
          where a.id = i.alert and i.verb in ('remind', 'resolve') and a.resolved_at is null
         returning a.*;
+end $$;
+
+-- Somebody knows of an open incident: it is not reminded of any more.
+create function gaffer.ack_alert(p_alert bigint, p_by text, p_reason text) returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_alert gaffer.alert;
+begin
+    update gaffer.alert set acked_at = gaffer.clock(), acked_by = p_by, ack_reason = p_reason
+     where id = p_alert and resolved_at is null
+    returning * into v_alert;
+    if v_alert.job is not null then
+        insert into gaffer.operator_action (job, action, at, by, reason, details)
+        values (v_alert.job, 'ack', gaffer.clock(), p_by, p_reason, jsonb_build_object('alert', p_alert));
+    end if;
+    return v_alert.id is not null;
+end $$;
+
+-- Until then nothing is sent of the job's incidents; they are kept all the same. Null: speak again.
+create function gaffer.mute(p_job text, p_until timestamptz, p_by text, p_reason text) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    update gaffer.job set muted_until = p_until where name = p_job;
+    if not found then
+        raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
+    end if;
+    insert into gaffer.operator_action (job, action, at, by, reason, details)
+    values (p_job, case when p_until is null then 'unmute' else 'mute' end, gaffer.clock(), p_by, p_reason,
+            jsonb_build_object('until', p_until));
+end $$;
+
+-- A job, or a watch, that is not meant to run any more: nothing is missed of it. A job that is registered again is back,
+-- and so is a watch that looks again.
+create function gaffer.retire(p_name text, p_by text, p_reason text) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_by text[];
+begin
+    delete from gaffer.watch where name = p_name;
+    if found then
+        update gaffer.alert set resolved_at = gaffer.clock() where watch = p_name and resolved_at is null;
+        return;
+    end if;
+    select array_agg(name order by name) into v_by from gaffer.watch where p_name = any (jobs);
+    if v_by is not null then
+        raise exception 'job "%" is still defined (where % looks): take it out of the code first', p_name,
+            array_to_string(v_by, ', ') using errcode = 'GF008';
+    end if;
+    update gaffer.job set retired_at = gaffer.clock() where name = p_name;
+    if not found then
+        raise exception 'no job and no watch is called "%" (see: gaffer status, gaffer check)', p_name
+            using errcode = 'GF006';
+    end if;
+    insert into gaffer.operator_action (job, action, at, by, reason)
+    values (p_name, 'retire', gaffer.clock(), p_by, p_reason);
 end $$;

@@ -1,0 +1,326 @@
+"""What is wrong with a job, and since when: the rules of alerts, as pure functions of the job's row.
+
+Each rule gives the instant from which it has been true without a break, as somebody would have seen it who never looks
+away; so it does not matter who looks, how often, or whether the one who looks was down meanwhile. `judge` says what to
+open, remind of and resolve. The schedule is the job's own; a watch has none.
+
+Absence: the earliest tick that is not covered, and that no pause skipped (one that was skipped as late counts), has its
+grace behind it. Its grace stands still in a pause that began after the tick; begins anew, once, after a stretch in
+which nobody looked (the database was away, most likely); ends no earlier than the last change of the job's rules; and
+is followed by the run's own timeout if a run was at work when it ended, until that run ends without having covered the
+tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from enum import Enum
+from functools import cached_property
+from typing import Any
+from uuid import UUID
+
+from gaffer_dagster.domain.alert import Alerts, Kind, Severity
+from gaffer_dagster.domain.duration import as_duration
+from gaffer_dagster.domain.ledger import Pause, open_tick
+from gaffer_dagster.domain.schedule import Schedule
+from gaffer_dagster.domain.spec import schedule_from_json
+
+_DAY, _HOUR = timedelta(days=1), timedelta(hours=1)
+_SILENT = timedelta(minutes=5)
+_FAR = datetime(9000, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """`[since, until)`."""
+
+    since: datetime
+    until: datetime
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A job's row and lease as far as the rules read them (gaffer.job tells what each is). `row` names its version;
+    `held_until`: of a lease that was not given back; `at_work_since`: when the run that has it began."""
+
+    job: str
+    row: str
+    spec: Mapping[str, Any]
+    first_seen_at: datetime
+    rules_at: datetime
+    paused_at: datetime | None = None
+    paused_until: datetime | None = None
+    paused_by: str | None = None
+    pause_reason: str | None = None
+    next_due_at: datetime | None = None
+    late_tick: datetime | None = None
+    paused_for: timedelta = timedelta()
+    worked: Sequence[Stretch] = ()
+    at_work_since: datetime | None = None
+    held_until: datetime | None = None
+    last_success_at: datetime | None = None
+    consecutive_failures: int = 0
+    failed_at: Sequence[datetime] = ()
+    consecutive_capped: int = 0
+    capped_at: Sequence[datetime] = ()
+    due_since: datetime | None = None
+    held_since: datetime | None = None
+    held_by: str | None = None
+    parked: int = 0
+    parked_at: datetime | None = None
+    taken_over_at: Sequence[datetime] = ()
+    returned_at: Sequence[datetime] = ()
+    vanished_at: datetime | None = None
+    retired_at: datetime | None = None
+    muted_until: datetime | None = None
+
+    @cached_property
+    def schedule(self) -> Schedule | None:
+        return schedule_from_json(self.spec["schedule"])
+
+    @cached_property
+    def alerts(self) -> Alerts:
+        return Alerts.from_json(self.spec["alerts"])
+
+    @property
+    def timeout(self) -> timedelta:
+        return as_duration(self.spec["bounds"]["timeout"], f"job {self.job!r}: timeout")
+
+    @property
+    def pause(self) -> Pause | None:
+        return None if self.paused_at is None else Pause(self.paused_at, self.paused_until)
+
+    @property
+    def tick(self) -> datetime | None:
+        """The earliest tick that a success is waited for."""
+        return self.late_tick or open_tick(self.next_due_at, self.schedule, self.pause)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Somebody who looks. `every`: how often it means to; None: it does not say."""
+
+    name: str
+    every: timedelta | None
+    last_pass_at: datetime
+
+    @property
+    def silent_at(self) -> datetime | None:
+        """When it has been silent for too long, if it does not look again before."""
+        return None if self.every is None else self.last_pass_at + max(_SILENT, 3 * self.every)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with a job, or with a watch (`job` is then None)."""
+
+    kind: Kind
+    since: datetime
+    details: Mapping[str, Any]
+    job: str | None = None
+    watch: str | None = None
+    row: str | None = None
+
+    @property
+    def severity(self) -> Severity:
+        return self.kind.severity
+
+
+def findings(watched: Watched, now: datetime, gaps: Sequence[Stretch] = ()) -> Iterator[Finding]:
+    """Everything that is wrong with the job at `now`. `gaps`: the stretches in which nobody looked, in order."""
+    if watched.retired_at is not None:
+        return
+    rules: list[tuple[Kind, datetime | None, Mapping[str, Any]]] = [
+        (Kind.ABSENCE, _absence(watched, now, gaps), _of_absence(watched)),
+        (
+            Kind.FAILURES,
+            _reached(watched.failed_at, watched.alerts.failures, watched.rules_at),
+            {"failures": watched.consecutive_failures, "last_success_at": _text(watched.last_success_at)},
+        ),
+        (
+            Kind.CAPPED,
+            _reached(watched.capped_at, watched.alerts.capped, watched.rules_at),
+            {"runs": watched.consecutive_capped, "due_since": _text(watched.due_since)},
+        ),
+        (
+            Kind.BACKLOG,
+            _after(watched.due_since, watched.alerts.backlog, watched.rules_at),
+            {"due_since": _text(watched.due_since)},
+        ),
+        (
+            Kind.STALLED,
+            _after(watched.held_since, watched.alerts.stalled, watched.rules_at),
+            {"held_since": _text(watched.held_since), "held_by": watched.held_by},
+        ),
+        (Kind.PARKED, watched.parked_at if watched.parked else None, {"rows": watched.parked}),
+        (
+            Kind.TAKEOVERS,
+            _crowded(watched.taken_over_at, watched.alerts.takeovers, _DAY, now),
+            {"runs": sum(now - _DAY < at <= now for at in watched.taken_over_at)},
+        ),
+        (
+            Kind.PAUSE,
+            None
+            if watched.paused_until is not None
+            else _after(watched.paused_at, watched.alerts.pause, watched.rules_at),
+            {"paused_at": _text(watched.paused_at), "by": watched.paused_by, "reason": watched.pause_reason},
+        ),
+        (Kind.VANISHED, watched.vanished_at, {}),
+        (Kind.VERSIONS, _crowded(watched.returned_at, 2, _HOUR, now), {}),
+    ]
+    for kind, since, details in rules:
+        if since is not None and since <= now:
+            yield Finding(kind, since, details, job=watched.job, row=watched.row)
+
+
+def silent(watch: Watch, now: datetime) -> Finding | None:
+    """Whether a watch has stopped."""
+    since = watch.silent_at
+    if since is None or since > now:
+        return None
+    return Finding(Kind.WATCH, since, {"last_pass_at": _text(watch.last_pass_at)}, watch=watch.name)
+
+
+# ── absence ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _absence(watched: Watched, now: datetime, gaps: Sequence[Stretch]) -> datetime | None:
+    tick = watched.tick
+    if tick is None:
+        return None
+    deadline = _deadline(watched, tick, now, gaps)
+    runs = list(watched.worked)
+    if watched.at_work_since is not None and watched.held_until is not None:
+        runs.append(Stretch(watched.at_work_since, _FAR if watched.held_until > now else watched.held_until))
+    ends = [run.until for run in runs if run.since <= deadline < run.until]
+    return min(deadline + watched.timeout, max(ends)) if ends else deadline
+
+
+def _deadline(watched: Watched, tick: datetime, now: datetime, gaps: Sequence[Stretch]) -> datetime:
+    """When the grace of the tick ends."""
+    grace = watched.alerts.grace_for(watched.schedule)
+    deadline = tick + grace + watched.paused_for
+    pause = watched.pause
+    if pause is not None and tick < pause.since < deadline:
+        deadline += (now if pause.until is None else min(now, pause.until)) - pause.since
+    gap = next((gap for gap in gaps if gap.since < deadline and tick < gap.until), None)
+    if gap is not None:
+        deadline = max(deadline, gap.until + grace)
+    return max(deadline, watched.rules_at)
+
+
+def _of_absence(watched: Watched) -> Mapping[str, Any]:
+    zone = None if watched.schedule is None else watched.schedule.timezone
+    return {"tick": _text(watched.tick), "timezone": zone, "last_success_at": _text(watched.last_success_at)}
+
+
+# ── the others ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _reached(times: Sequence[datetime], count: int, rules_at: datetime) -> datetime | None:
+    return max(times[count - 1], rules_at) if len(times) >= count else None
+
+
+def _after(since: datetime | None, limit: timedelta | None, rules_at: datetime) -> datetime | None:
+    return None if since is None or limit is None else max(since + limit, rules_at)
+
+
+def _crowded(times: Sequence[datetime], count: int, within: timedelta, now: datetime) -> datetime | None:
+    """Since when there have been `count` of the times within the last `within`, without a break up to now."""
+    began = ended = None
+    for first, last in zip(times, times[count - 1 :], strict=False):
+        if last - first < within:
+            began = last if ended is None or last > ended else began
+            ended = first + within
+    return began if ended is not None and ended > now else None
+
+
+def _text(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()
+
+
+# ── incidents ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A row of `gaffer.alert`: an incident. `since`: when it became true; `opened_at`: when that was seen."""
+
+    id: int
+    key: UUID
+    job: str | None
+    watch: str | None
+    kind: Kind
+    severity: Severity
+    since_at: datetime
+    opened_at: datetime
+    details: Mapping[str, Any]
+    reminders: int
+    reminded_at: datetime | None
+    acked_at: datetime | None
+    acked_by: str | None
+    ack_reason: str | None
+    resolved_at: datetime | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", Kind(self.kind))  # the database has them as text
+        object.__setattr__(self, "severity", Severity(self.severity))
+
+    @property
+    def of(self) -> tuple[str | None, str | None, Kind]:
+        return self.job, self.watch, self.kind
+
+
+class Verb(str, Enum):
+    OPEN = "open"
+    REMIND = "remind"
+    RESOLVE = "resolve"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is to be done about an incident. `row`: the version of the job's row that this was judged by."""
+
+    verb: Verb
+    alert: int | None
+    job: str | None
+    watch: str | None
+    row: str | None
+    kind: Kind
+    since: datetime
+    details: Mapping[str, Any]
+
+
+def judge(
+    found: Iterable[Finding], opened: Iterable[Alert], jobs: Mapping[str, Watched], now: datetime
+) -> Iterator[Step]:
+    """What to open, remind of and resolve, where all that is wrong is `found` and these incidents are open."""
+    wrong = {(each.job, each.watch, each.kind): each for each in found}
+    for alert in opened:
+        each = wrong.pop(alert.of, None)
+        job = None if alert.job is None else jobs.get(alert.job)
+        if alert.job is not None and job is None:
+            continue  # not looked at this time
+        row = None if job is None else job.row
+        if each is None:
+            last = None if job is None else _text(job.last_success_at)
+            details = {**alert.details, "last_success_at": last}
+            yield Step(Verb.RESOLVE, alert.id, alert.job, alert.watch, row, alert.kind, alert.since_at, details)
+        elif _wants_reminder(alert, job, now):
+            yield Step(Verb.REMIND, alert.id, alert.job, alert.watch, row, alert.kind, alert.since_at, each.details)
+    for each in wrong.values():
+        yield Step(Verb.OPEN, None, each.job, each.watch, each.row, each.kind, each.since, each.details)
+
+
+def _wants_reminder(alert: Alert, job: Watched | None, now: datetime) -> bool:
+    if alert.acked_at is not None:
+        return False
+    if job is not None and job.pause is not None and job.pause.holds(now) and alert.kind is not Kind.PAUSE:
+        return False
+    every = _DAY if job is None else job.alerts.remind
+    return now - (alert.reminded_at or alert.opened_at) >= every

@@ -1,0 +1,115 @@
+"""`gaffer.watch` and `gaffer.alert`: who looks for silence, and the incidents that were found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from psycopg.rows import class_row, dict_row
+from psycopg.types.json import Jsonb
+from typing_extensions import LiteralString
+
+from gaffer_dagster.domain.incident import Alert, Step, Stretch, Watch, Watched
+from gaffer_dagster.store import db
+
+
+def begin_pass(connection: db.Connection, watch: str, every: timedelta | None, jobs: Sequence[str]) -> datetime | None:
+    """The time of the pass, which lasts as long as the transaction. None: another pass is going on."""
+    row = connection.execute("select gaffer.begin_pass(%s, %s, %s)", [watch, every, sorted(jobs)]).fetchone()
+    return None if row is None else row[0]
+
+
+def watched(connection: db.Connection, now: datetime) -> list[Watched]:
+    """The jobs with which something may be wrong, or was: by their rows alone, whatever the history."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(
+            """
+            select j.name as job, j.xmin::text as row, j.spec, j.first_seen_at, j.rules_at,
+                   j.paused_at, j.paused_until, j.paused_by, j.pause_reason, j.next_due_at, j.late_tick, j.paused_for,
+                   j.worked, j.last_success_at, j.consecutive_failures, j.failed_at, j.consecutive_capped, j.capped_at,
+                   j.due_since, j.held_since, j.held_by, j.parked, j.parked_at, j.taken_over_at, j.returned_at,
+                   j.vanished_at, j.retired_at, j.muted_until,
+                   r.started_at as at_work_since, l.lease_until as held_until
+              from gaffer.job j
+              left join gaffer.job_runs r on r.job = j.name and r.slot = 0 and r.outcome = 'running'
+              left join gaffer.job_lease l on l.job = r.job and l.slot = r.slot and l.lease_id = r.lease_id
+             where (j.retired_at is null
+                    and (coalesce(j.late_tick, j.next_due_at) + j.grace <= %(now)s or j.paused_at is not null
+                         or j.consecutive_failures > 0 or j.consecutive_capped > 0 or j.due_since is not null
+                         or j.held_since is not null or j.parked > 0 or j.taken_over_at <> '{}'
+                         or j.returned_at <> '{}' or j.vanished_at is not null))
+                or exists (select from gaffer.alert a where a.job = j.name and a.resolved_at is null)
+             order by j.name
+            """,
+            {"now": now},
+        ).fetchall()
+    return [_watched(row) for row in rows]
+
+
+def _watched(row: dict[str, Any]) -> Watched:
+    worked: list[Any] = row.pop("worked")
+    return Watched(worked=[Stretch(each.lower, each.upper) for each in worked], **row)
+
+
+def watches(connection: db.Connection) -> list[Watch]:
+    with connection.cursor(row_factory=class_row(Watch)) as cursor:
+        return cursor.execute("select name, every, last_pass_at from gaffer.watch order by name").fetchall()
+
+
+def gaps(connection: db.Connection) -> list[Stretch]:
+    """When nobody looked, in order."""
+    rows = connection.execute("select since_at, until_at from gaffer.watch_gap order by until_at, id").fetchall()
+    return [Stretch(since, until) for since, until in rows]
+
+
+_SELECT: LiteralString = """
+    select id, key, job, watch, kind, severity, since_at, opened_at, details, reminders, reminded_at,
+           acked_at, acked_by, ack_reason, resolved_at
+      from gaffer.alert
+"""
+
+
+def opened(connection: db.Connection) -> list[Alert]:
+    """The incidents that are open, in the order in which they became true."""
+    with connection.cursor(row_factory=class_row(Alert)) as cursor:
+        return cursor.execute(_SELECT + "where resolved_at is null order by since_at, id").fetchall()
+
+
+def newest(connection: db.Connection, limit: int) -> list[Alert]:
+    """Open or not, the newest first."""
+    with connection.cursor(row_factory=class_row(Alert)) as cursor:
+        return cursor.execute(_SELECT + "order by id desc limit %s", [limit]).fetchall()
+
+
+def note(connection: db.Connection, now: datetime, steps: Sequence[Step]) -> list[Alert]:
+    """Does these, except where a job's row has changed since it was judged; returns what was done."""
+    if not steps:
+        return []
+    given = [
+        {
+            "alert": step.alert,
+            "verb": str(step.verb),
+            "job": step.job,
+            "watch": step.watch,
+            "row": step.row,
+            "kind": str(step.kind),
+            "severity": str(step.kind.severity),
+            "since_at": step.since.isoformat(),
+            "details": step.details,
+        }
+        for step in steps
+    ]
+    with connection.cursor(row_factory=class_row(Alert)) as cursor:
+        return cursor.execute(
+            """
+            select * from gaffer.note_incidents(%s, array(
+                select i from jsonb_populate_recordset(null::gaffer.incident, %s) i))
+            """,
+            [now, Jsonb(given)],
+        ).fetchall()
+
+
+def any_job(connection: db.Connection) -> bool:
+    row = connection.execute("select exists (select from gaffer.job)").fetchone()
+    return bool(row and row[0])
