@@ -205,7 +205,8 @@ def _deadline(watched: Watched, tick: datetime, now: datetime, gaps: Sequence[St
     pause = watched.pause
     if pause is not None and tick < pause.since < deadline:
         deadline += (now if pause.until is None else min(now, pause.until)) - pause.since
-    gap = next((gap for gap in gaps if gap.since < deadline and tick < gap.until), None)
+    # One that ends in the future was noted by a clock that ran ahead for a while.
+    gap = next((gap for gap in gaps if gap.since < deadline and tick < gap.until <= now), None)
     if gap is not None:
         deadline = max(deadline, gap.until + grace)
     return max(deadline, watched.rules_at)

@@ -64,6 +64,9 @@ begin
         return null;
     end if;
     v_now := gaffer.clock();
+    -- What a clock that ran ahead for a while has written.
+    delete from gaffer.watch_gap where until_at > v_now + interval '5 minutes';
+    update gaffer.watch set last_pass_at = v_now where last_pass_at > v_now + interval '5 minutes';
     select * into v_watch from gaffer.watch where name = p_watch;
     select max(last_pass_at) into v_last from gaffer.watch;
     if v_last < v_now - greatest(interval '5 minutes', 3 * p_every) then
