@@ -112,7 +112,7 @@ class Alerts:
         object.__setattr__(self, "receivers", None if receivers is None else _names(receivers))
         if heartbeat is not None and not is_variable(heartbeat):
             raise BadSpecError(
-                f"alerts: heartbeat={heartbeat!r} is no name of an environment variable; put the URL into one, such as "
+                f"alerts: heartbeat={_shown(heartbeat)} is no name of an environment variable; put the URL into one, such as "
                 "NIGHTLY_PING_URL, and give its name (a URL that is written here would be stored and shown)"
             )
         object.__setattr__(self, "heartbeat", heartbeat)
@@ -142,6 +142,11 @@ def _as_json(value: Any) -> object:
     return show_duration(value) if isinstance(value, timedelta) else value
 
 
+def _shown(value: object) -> str:
+    """A URL may hold a secret, and an error is shown and stored."""
+    return "(a URL, not shown)" if isinstance(value, str) and "://" in value else repr(value)
+
+
 def is_variable(name: object) -> bool:
     return isinstance(name, str) and name.isascii() and name.isidentifier() and name.upper() == name
 
@@ -151,7 +156,7 @@ def _names(receivers: Iterable[str]) -> tuple[str, ...]:
     for name in found:
         if not (isinstance(name, str) and name.isascii() and name.isidentifier() and name.lower() == name):
             raise BadSpecError(
-                f"alerts: receivers: {name!r} is no name; use a-z, 0-9 and _, such as 'oncall', whose address is in "
+                f"alerts: receivers: {_shown(name)} is no name; use a-z, 0-9 and _, such as 'oncall', whose address is in "
                 "GAFFER_RECEIVER_ONCALL"
             )
     if not found:
