@@ -246,7 +246,7 @@ class Job:
         return None if since is None else max(since + self.spec.alerts.stalled, self.rules_at)
 
     def parked(self) -> datetime | None:
-        return next((run.over_at for run in self._over() if run.parked), None)
+        return min((run.over_at for run in self.runs if run.parked and run.over_at is not None), default=None)
 
     def takeovers(self, now: datetime) -> datetime | None:
         found = [run.found_dead_at for run in self.runs if run.counts and run.found_dead_at is not None]
