@@ -56,7 +56,7 @@ class Watched:
     pause_reason: str | None = None
     next_due_at: datetime | None = None
     late_tick: datetime | None = None
-    paused_for: timedelta = timedelta()
+    paused: Sequence[Stretch] = ()
     worked: Sequence[Stretch] = ()
     at_work_since: datetime | None = None
     held_until: datetime | None = None
@@ -157,7 +157,7 @@ def findings(watched: Watched, now: datetime, gaps: Sequence[Stretch] = ()) -> I
         (Kind.PARKED, watched.parked_at if watched.parked else None, {"rows": watched.parked}),
         (
             Kind.TAKEOVERS,
-            _crowded(watched.taken_over_at, watched.alerts.takeovers, _DAY, now),
+            _after(_crowded(watched.taken_over_at, watched.alerts.takeovers, _DAY, now), timedelta(), watched.rules_at),
             {"runs": sum(now - _DAY < at <= now for at in watched.taken_over_at)},
         ),
         (
@@ -201,10 +201,13 @@ def _absence(watched: Watched, now: datetime, gaps: Sequence[Stretch]) -> dateti
 def _deadline(watched: Watched, tick: datetime, now: datetime, gaps: Sequence[Stretch]) -> datetime:
     """When the grace of the tick ends."""
     grace = watched.alerts.grace_for(watched.schedule)
-    deadline = tick + grace + watched.paused_for
-    pause = watched.pause
-    if pause is not None and tick < pause.since < deadline:
-        deadline += (now if pause.until is None else min(now, pause.until)) - pause.since
+    pauses = list(watched.paused)
+    if watched.pause is not None:
+        pauses.append(Stretch(watched.pause.since, min(now, watched.pause.until or now)))
+    deadline = tick + grace
+    for pause in pauses:
+        if tick < pause.since < deadline:
+            deadline += pause.until - pause.since
     # One that ends in the future was noted by a clock that ran ahead for a while.
     gap = next((gap for gap in gaps if gap.since < deadline and tick < gap.until <= now), None)
     if gap is not None:

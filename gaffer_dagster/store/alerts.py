@@ -26,7 +26,7 @@ def watched(connection: db.Connection, now: datetime) -> list[Watched]:
         rows = cursor.execute(
             """
             select j.name as job, j.xmin::text as row, j.spec, j.first_seen_at, j.rules_at,
-                   j.paused_at, j.paused_until, j.paused_by, j.pause_reason, j.next_due_at, j.late_tick, j.paused_for,
+                   j.paused_at, j.paused_until, j.paused_by, j.pause_reason, j.next_due_at, j.late_tick, j.paused,
                    j.worked, j.last_success_at, j.consecutive_failures, j.failed_at, j.consecutive_capped, j.capped_at,
                    j.due_since, j.held_since, j.held_by, j.parked, j.parked_at, j.taken_over_at, j.returned_at,
                    j.vanished_at, j.retired_at, j.muted_until,
@@ -48,8 +48,12 @@ def watched(connection: db.Connection, now: datetime) -> list[Watched]:
 
 
 def _watched(row: dict[str, Any]) -> Watched:
-    worked: list[Any] = row.pop("worked")
-    return Watched(worked=[Stretch(each.lower, each.upper) for each in worked], **row)
+    paused, worked = (_stretches(row.pop(name)) for name in ("paused", "worked"))
+    return Watched(paused=paused, worked=worked, **row)
+
+
+def _stretches(ranges: list[Any]) -> list[Stretch]:
+    return [Stretch(each.lower, each.upper) for each in ranges]
 
 
 def watches(connection: db.Connection) -> list[Watch]:

@@ -50,8 +50,9 @@ create table gaffer.job (
     rules_at             timestamptz not null,  -- since when its schedule, bounds and alerts are what they are
     grace                interval not null,     -- of its alerts: tells the watch who is in time
     late_tick            timestamptz,      -- the earliest tick that was skipped as late and not made up for since
-    paused_for           interval not null default '0',  -- how long pauses that are over delayed the tick waited for
-    worked               tstzrange[] not null default '{}',  -- when runs were at work that did not cover that tick
+    -- As far as they ended later than the tick that is waited for, the newest hundred of each:
+    paused               tstzrange[] not null default '{}',  -- the pauses that are over
+    worked               tstzrange[] not null default '{}',  -- when runs were at work that did not cover it
     failed_at            timestamptz[] not null default '{}',  -- when each of the streak's failures was: a hundred
     consecutive_capped   integer not null default 0 check (consecutive_capped >= 0),
     capped_at            timestamptz[] not null default '{}',  -- when each of those was: a hundred
@@ -188,15 +189,17 @@ end $$;
 create trigger grow_fence before update of fence, lease_id on gaffer.job_lease
     for each row execute function gaffer.refuse_smaller_fence();
 
--- What delayed one tick says nothing of the next.
+-- What was over before a tick says nothing of it. What delayed one tick may have delayed the next one too.
 create function gaffer.forget_delay() returns trigger
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_tick constant timestamptz := coalesce(new.late_tick, new.next_due_at);
 begin
-    if coalesce(new.late_tick, new.next_due_at) is distinct from coalesce(old.late_tick, old.next_due_at) then
-        new.paused_for := '0';
-        new.worked := '{}';
+    if v_tick is distinct from coalesce(old.late_tick, old.next_due_at) then
+        new.paused := array(select each from unnest(new.paused) as each where upper(each) > v_tick order by each);
+        new.worked := array(select each from unnest(new.worked) as each where upper(each) > v_tick order by each);
     end if;
     return new;
 end $$;

@@ -66,8 +66,17 @@ language sql
 set search_path = pg_catalog, pg_temp
 as $$
     update gaffer.job
-       set worked = (worked || tstzrange(p_from, greatest(p_from, p_until)))[greatest(1, cardinality(worked) - 98):]
-     where name = p_job and coalesce(late_tick, next_due_at) < p_until
+       set worked = (worked || tstzrange(p_from, p_until))[greatest(1, cardinality(worked) - 98):]
+     where name = p_job and coalesce(late_tick, next_due_at) < p_until and p_from < p_until
+$$;
+
+-- A run gave up rows; they stay so however it ended.
+create function gaffer.note_parked(p_job text, p_rows bigint, p_at timestamptz) returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+    update gaffer.job set parked = parked + p_rows, parked_at = coalesce(parked_at, p_at)
+     where name = p_job and p_rows > 0
 $$;
 
 -- A run was found dead, or its lease was taken from it.
@@ -159,6 +168,7 @@ begin
                paused_at = case when paused_at > v_ahead then v_now else paused_at end,
                paused_until = case when paused_at > v_ahead then v_now + (paused_until - paused_at) else paused_until end,
                next_due_at = p_next_due_at, late_tick = null, rules_at = least(rules_at, v_now),
+               paused = '{}', worked = '{}',
                failed_at = array(select least(at, v_now) from unnest(failed_at) as at),
                capped_at = array(select least(at, v_now) from unnest(capped_at) as at),
                taken_over_at = array(select least(at, v_now) from unnest(taken_over_at) as at),
@@ -323,6 +333,7 @@ begin
         returning *
     loop
         perform gaffer.note_work(p_job, v_dead.started_at, least(v_dead.ended_at, v_dead_until));
+        perform gaffer.note_parked(p_job, v_dead.parked, v_dead.ended_at);
         if v_dead.trigger <> 'redo' then
             perform gaffer.count_failure(p_job, v_dead.tick, v_dead.ended_at);
             perform gaffer.count_takeover(p_job, v_dead.ended_at);
@@ -518,6 +529,7 @@ begin
             -- The lease was taken away by hand, and nobody has found this run dead yet.
             perform gaffer.count_failure(p_job, v_run.tick, gaffer.clock());
             perform gaffer.note_work(p_job, v_run.started_at, gaffer.clock());
+            perform gaffer.note_parked(p_job, v_run.parked, gaffer.clock());
             perform gaffer.count_takeover(p_job, gaffer.clock());
         end if;
         if v_run.outcome in ('abandoned', 'running') then
@@ -560,9 +572,7 @@ begin
                                     else capped_at end,
                    due_since = case when not v_done then coalesce(p_oldest_due_at, due_since, v_run.started_at) end,
                    held_since = case when p_held_by is not null then coalesce(held_since, v_run.started_at) end,
-                   held_by = p_held_by,
-                   parked_at = case when v_run.parked > 0 then coalesce(parked_at, v_now) else parked_at end,
-                   parked = parked + v_run.parked
+                   held_by = p_held_by
              where name = p_job;
         elsif p_outcome <> 'interrupted' then
             perform gaffer.count_failure(p_job, v_run.tick, v_now);
@@ -573,6 +583,7 @@ begin
          where name = p_job and p_covered_until > coalesce(covered_until, '-infinity');
     end if;
     perform gaffer.note_work(p_job, v_run.started_at, v_now);
+    perform gaffer.note_parked(p_job, v_run.parked, v_now);
     update gaffer.job
        set runs_ended = runs_ended + 1, run_seconds = run_seconds + extract(epoch from v_now - v_run.started_at),
            follow_up_at = case when wanted_at is distinct from p_wanted_at then v_now

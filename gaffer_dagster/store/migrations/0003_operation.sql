@@ -1,14 +1,14 @@
 -- What people do to a job. Each is one transaction with its row in gaffer.operator_action.
 
--- How long the pause of this job, which is over or ends now, delayed the tick that is waited for, if it was due before.
+-- The pause of this job, which is over or ends now, may have delayed the tick that is waited for.
 create function gaffer.note_pause(p_job text, p_now timestamptz) returns void
 language sql
 set search_path = pg_catalog, pg_temp
 as $$
     update gaffer.job
-       set paused_for = paused_for + (least(p_now, paused_until) - paused_at)
-     where name = p_job and coalesce(late_tick, next_due_at) < paused_at
-       and coalesce(late_tick, next_due_at) + grace + paused_for > paused_at
+       set paused = (paused || tstzrange(paused_at, least(p_now, paused_until)))[greatest(1, cardinality(paused) - 98):]
+     where name = p_job and paused_at < least(p_now, paused_until)
+       and coalesce(late_tick, next_due_at) < least(p_now, paused_until)
 $$;
 
 -- From now until `p_until` (null: until it is resumed) runs end `paused` and their ticks are skipped. A pause of a job

@@ -69,7 +69,7 @@ begin
     update gaffer.watch set last_pass_at = v_now where last_pass_at > v_now + interval '5 minutes';
     select * into v_watch from gaffer.watch where name = p_watch;
     select max(last_pass_at) into v_last from gaffer.watch;
-    if v_last < v_now - greatest(interval '5 minutes', 3 * p_every) then
+    if p_every is not null and v_last < v_now - greatest(interval '5 minutes', 3 * p_every) then
         insert into gaffer.watch_gap (since_at, until_at, watch) values (v_last, v_now, p_watch);
     end if;
     if p_jobs is distinct from v_watch.jobs then
