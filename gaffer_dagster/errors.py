@@ -79,5 +79,9 @@ class ForeignWatermarkError(GafferError):
     """The stored position belongs to another Postgres cluster, or lies in its future (a restored copy)."""
 
 
+class NotDeliveredError(GafferError):
+    """A message, or a heartbeat, was not taken. Says how that went, and never where it was meant to go."""
+
+
 class LocalPostgresError(GafferError):
     """The private Postgres for development cannot be started or used."""

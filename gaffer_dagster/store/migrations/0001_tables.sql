@@ -68,6 +68,7 @@ create table gaffer.job (
     vanished_at          timestamptz,      -- nobody who defined it defines it any more
     retired_at           timestamptz,      -- it is not meant to run any more
     muted_until          timestamptz,
+    pinged_at            timestamptz,      -- the last success that its heartbeat was sent for
     runs_ended           bigint not null default 0,
     run_seconds          double precision not null default 0,
     leases_lost          bigint not null default 0,

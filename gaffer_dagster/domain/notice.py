@@ -1,0 +1,310 @@
+"""What is said of an incident, and how: titles, text and JSON, the same for every receiver.
+
+What people or databases wrote (why a job is paused, which application holds a transaction) is said as nothing but
+text: see `plain`. No error's text and no row's value is ever said.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from enum import Enum
+from typing import Any, cast
+from uuid import UUID, uuid4
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from gaffer_dagster.domain.alert import Kind, Severity
+from gaffer_dagster.domain.incident import Alert
+
+VERSION = 1
+"""Of the JSON: it is raised when a field changes its meaning, not when one is added."""
+
+_MOST_TEXT = 200
+_MOST_JOBS = 20
+
+
+class Event(str, Enum):
+    """What happened to an incident."""
+
+    OPENED = "opened"
+    REMINDED = "reminded"
+    RESOLVED = "resolved"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Notice:
+    """That something happened to an incident. `number`: of the reminder."""
+
+    event: Event
+    alert: Alert
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "event", Event(self.event))  # the database has it as text
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a receiver is sent. `key`: the same in every attempt, so that one that came twice can be told; `recovery`:
+    all that it tells of is over; `payload`: everything, for programs."""
+
+    key: str
+    title: str
+    text: str
+    severity: Severity
+    recovery: bool = False
+    payload: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def write(key: UUID, notices: Sequence[Notice]) -> Message:
+    """The message that says these, at least one."""
+    return _single(str(key), notices[0]) if len(notices) == 1 else _group(str(key), notices)
+
+
+def test_message() -> Message:
+    """A message of no incident, to try a receiver with."""
+    key = str(uuid4())
+    title = "[test] gaffer: this is a test, nothing is wrong"
+    text = f"{title}\nWhoever reads this is told of incidents.\nKey: {key}"
+    said = {"version": VERSION, "event": "test", "key": key, "severity": "warning", "title": title, "text": text}
+    return Message(key, title, text, Severity.WARNING, payload=said)
+
+
+# ── one notice ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _single(key: str, notice: Notice) -> Message:
+    text = "\n".join([_title(notice), *_lines(notice), f"Key: {key}"])
+    said = {"version": VERSION, "key": key, **_said(notice), "text": text}
+    return Message(key, _title(notice), text, notice.alert.severity, notice.event is Event.RESOLVED, said)
+
+
+def _said(notice: Notice) -> Mapping[str, Any]:
+    alert = notice.alert
+    return {
+        "event": str(notice.event),
+        "reminder": notice.number or None,
+        "incident": alert.id,
+        "incident_key": str(alert.key),
+        "job": alert.job,
+        "watch": None if alert.watch is None else plain(alert.watch),
+        "kind": str(alert.kind),
+        "severity": str(alert.severity),
+        "since_at": alert.since_at.isoformat(),
+        "opened_at": alert.opened_at.isoformat(),
+        "resolved_at": None if alert.resolved_at is None else alert.resolved_at.isoformat(),
+        "details": {name: _bare(name, value) for name, value in alert.details.items()},
+        "title": _title(notice),
+    }
+
+
+def _title(notice: Notice) -> str:
+    alert, name = notice.alert, _name(notice.alert)
+    number = f"[gaffer {alert.id}]"
+    if notice.event is Event.RESOLVED:
+        words, since, until = _WORDS[alert.kind], _at(alert, alert.since_at), _at(alert, alert.resolved_at)
+        return f"[resolved] {name} {words.over}; {words.was} from {since} to {until} {number}"
+    still = f" (reminder {notice.number})" if notice.event is Event.REMINDED else ""
+    return f"[{alert.severity}] {name}{still}: {_WORDS[alert.kind].wrong(alert)} {number}"
+
+
+def _lines(notice: Notice) -> list[str]:
+    alert, words = notice.alert, _WORDS[notice.alert.kind]
+    asides = {"by": "By", "reason": "Why", "held_by": "Held by"}
+    lines = [f"{said}: {plain(str(alert.details[name]))}" for name, said in asides.items() if alert.details.get(name)]
+    if notice.event is Event.RESOLVED:
+        return lines
+    lines.append(f"True since {_at(alert, alert.since_at)}; seen at {_at(alert, alert.opened_at)}.")
+    if alert.resolved_at is not None:
+        lines.append(f"It was over at {_at(alert, alert.resolved_at)}, before this could be sent.")
+    else:
+        lines.append(f"What to do: {words.cure.format(name=alert.job)}")
+    return lines
+
+
+def _name(alert: Alert) -> str:
+    return alert.job or f"the watch {plain(alert.watch or '')}"
+
+
+def _at(alert: Alert, at: datetime | str | None) -> str:
+    """In UTC, and on the clock of the job's zone where its details name one."""
+    if at is None:
+        return "?"
+    moment = datetime.fromisoformat(at) if isinstance(at, str) else at
+    shown = f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M}Z"
+    zone = alert.details.get("timezone")
+    if zone in (None, "UTC"):
+        return shown
+    try:
+        return f"{shown} ({moment.astimezone(ZoneInfo(zone)):%Y-%m-%d %H:%M} in {zone})"
+    except (ZoneInfoNotFoundError, ValueError):  # the zone's data are older here than where the job runs
+        return shown
+
+
+@dataclass(frozen=True)
+class _Words:
+    """How a kind is said. `wrong`: what is wrong; `over`: that it is not so any more; `was`: that it was, from some
+    time to another; `cure`: what to do."""
+
+    wrong: Callable[[Alert], str]
+    over: str
+    was: str
+    cure: str
+
+
+def _absence(alert: Alert) -> str:
+    last = alert.details.get("last_success_at")
+    since = "no success yet" if last is None else f"no success since {_at(alert, last)}"
+    return f"{since}; tick {_at(alert, alert.details.get('tick'))} is overdue"
+
+
+def _failures(alert: Alert) -> str:
+    last, ticks = alert.details.get("last_success_at"), _count(alert, "failures", "tick")
+    return f"{ticks} in a row failed; {'no success yet' if last is None else f'last success {_at(alert, last)}'}"
+
+
+def _count(alert: Alert, name: str, noun: str) -> str:
+    count = alert.details.get(name)
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+_WORDS: Mapping[Kind, _Words] = {
+    Kind.ABSENCE: _Words(
+        _absence,
+        "is on time again",
+        "it was overdue",
+        "see `gaffer status {name}` and `gaffer ticks {name}`; is Dagster's daemon alive?",
+    ),
+    Kind.FAILURES: _Words(_failures, "works again", "it kept failing", "see the errors with `gaffer runs {name}`"),
+    Kind.CAPPED: _Words(
+        lambda alert: f"{_count(alert, 'runs', 'run')} in a row stopped at their bounds with something left",
+        "gets through what is due again",
+        "it fell short",
+        "see `gaffer runs {name}`; give it larger Bounds, or run it more often",
+    ),
+    Kind.BACKLOG: _Words(
+        lambda alert: f"what was due at {_at(alert, alert.details.get('due_since'))} is still not done",
+        "has caught up",
+        "it was behind",
+        "see `gaffer status {name}` and `gaffer runs {name}`",
+    ),
+    Kind.STALLED: _Words(
+        lambda alert: (
+            f"since {_at(alert, alert.details.get('held_since'))} what is new waits for a transaction that is open "
+            "elsewhere"
+        ),
+        "waits for no transaction any more",
+        "it waited too long",
+        "end that transaction (pg_terminate_backend, rollback prepared); see `gaffer status {name}`",
+    ),
+    Kind.PARKED: _Words(
+        lambda alert: f"{_count(alert, 'rows', 'row')} failed too often and were given up",
+        "has no parked rows any more",
+        "it had some",
+        "see `gaffer status {name}`; mend the rows and clear them to be tried again",
+    ),
+    Kind.TAKEOVERS: _Words(
+        lambda alert: f"{_count(alert, 'runs', 'run')} within a day were found dead, or lost their lease",
+        "keeps its lease again",
+        "it lost too many runs",
+        "see `gaffer runs {name}`; look for workers that are killed (memory) or stand still",
+    ),
+    Kind.PAUSE: _Words(
+        lambda alert: f"has been paused, without an end, since {_at(alert, alert.details.get('paused_at'))}",
+        "is not forgotten in a pause any more",
+        "it was",
+        "`gaffer resume {name}`, or give the pause an end with `gaffer pause {name} --until`",
+    ),
+    Kind.VANISHED: _Words(
+        lambda _: "the code location that defined it does not define it any more",
+        "is defined again",
+        "nobody defined it",
+        "put it back, or `gaffer retire {name}` if it is not meant to run any more",
+    ),
+    Kind.VERSIONS: _Words(
+        lambda _: "two versions of its definition, or of its zone's data, take turns",
+        "is defined by one version again",
+        "two took turns",
+        "bring all that register it to one version; see `gaffer status {name}`",
+    ),
+    Kind.WATCH: _Words(
+        lambda alert: f"has not looked since {_at(alert, alert.details.get('last_pass_at'))}",
+        "looks again",
+        "it was silent",
+        "start it again, or retire it (`gaffer retire`) if it is not meant to look any more",
+    ),
+}
+
+
+# ── many notices ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _group(key: str, notices: Sequence[Notice]) -> Message:
+    wrong = [each for each in notices if each.event is not Event.RESOLVED]
+    severity = Severity.ERROR if any(each.alert.severity is Severity.ERROR for each in wrong) else Severity.WARNING
+    said = {"opened": "opened", "reminded": "still open", "resolved": "resolved"}
+    counts = {event: Counter(str(each.alert.kind) for each in notices if each.event == event) for event in said}
+    title = f"[{severity if wrong else 'resolved'}] gaffer: " + ", ".join(
+        f"{kinds.total()} incident{'' if kinds.total() == 1 else 's'} {said[event]}"
+        for event, kinds in counts.items()
+        if kinds
+    )
+    lines = [
+        f"{said[event]}: ".capitalize() + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+        for event, kinds in counts.items()
+        if kinds
+    ]
+    names = list(dict.fromkeys(_name(each.alert) for each in notices))
+    named = set(names[:_MOST_JOBS])
+    shown = [each for each in notices if _name(each.alert) in named]
+    lines += [f"- {_title(each)}" for each in shown]
+    if len(names) > _MOST_JOBS:
+        lines.append(f"… and {len(notices) - len(shown)} more, of {len(names) - _MOST_JOBS} other jobs")
+    text = "\n".join([title, *lines, "What to do: see `gaffer status` and `gaffer alerts list`", f"Key: {key}"])
+    payload = {
+        "version": VERSION,
+        "event": "grouped",
+        "key": key,
+        "severity": str(severity),
+        "counts": {event: dict(kinds) for event, kinds in counts.items() if kinds},
+        "title": title,
+        "text": text,
+        "notices": [_said(each) for each in notices],
+    }
+    return Message(key, title, text, severity, not wrong, payload)
+
+
+# ── what others wrote ────────────────────────────────────────────────────────────────────────────────────────────────
+
+_HARMLESS = str.maketrans({"<": "‹", ">": "›", "@": "＠", "[": "(", "]": ")", "`": "'", "|": "¦", "\\": "⧵"})
+
+
+def plain(text: str) -> str:
+    """`text` on one line, of 200 characters at most, of which no receiver's markup can make a link, a mention or
+    anything else: without control, bidi and invisible characters, and with look-alikes of those that mean something
+    to Slack, HTML or Markdown, or in an address."""
+    seen = "".join(
+        "" if unicodedata.category(char) == "Cf" else char if char.isprintable() else " " for char in text
+    ).translate(_HARMLESS)
+    seen = re.sub(r"\.(?=\w)", "\N{ONE DOT LEADER}", seen.replace("://", ": //"))
+    seen = " ".join(seen.split())
+    return seen if len(seen) <= _MOST_TEXT else seen[: _MOST_TEXT - 1] + "…"
+
+
+def _bare(name: str, value: Any) -> Any:
+    """A detail as it may be said: what is neither a time nor a zone is somebody's text."""
+    if isinstance(value, list):
+        return [_bare(name, each) for each in cast("list[Any]", value)]
+    if not isinstance(value, str) or name == "timezone":
+        return value
+    try:
+        return datetime.fromisoformat(value).isoformat()
+    except ValueError:
+        return plain(value)

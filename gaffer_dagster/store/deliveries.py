@@ -1,0 +1,100 @@
+"""`gaffer.receiver` and `gaffer.alert_delivery`: notices on their way, one series of attempts for each receiver; and
+which success a job's heartbeat was last sent for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from uuid import UUID
+
+from psycopg.rows import dict_row
+
+from gaffer_dagster.domain.alert import Severity
+from gaffer_dagster.domain.incident import Alert
+from gaffer_dagster.domain.notice import Notice
+from gaffer_dagster.store import db
+
+
+def claim(connection: db.Connection, receiver: str, least: Severity) -> UUID | None:
+    """The next message for a receiver, which takes incidents from this severity on. Nobody else gets it for a minute.
+    None: nothing is due, or another process is just asking."""
+    with connection.cursor() as cursor:
+        # One message to the server: a process that is stopped in the middle holds no lock.
+        cursor.execute(
+            db.BEGIN + "set local statement_timeout = '10s'; select gaffer.claim_notices(%s, %s); commit",
+            [receiver, str(least)],
+        )
+        return db.committed(cursor)[0]
+
+
+def notices(connection: db.Connection, receiver: str, message: UUID) -> list[Notice]:
+    """What a message that was claimed is to say. None at all: somebody else has delivered it meanwhile."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(
+            """
+            select d.notice, d.number, a.id, a.key, a.job, a.watch, a.kind, a.severity, a.since_at, a.opened_at,
+                   a.details, a.reminders, a.reminded_at, a.acked_at, a.acked_by, a.ack_reason, a.resolved_at
+              from gaffer.alert_delivery d
+              join gaffer.alert a on a.id = d.alert
+             where d.receiver = %s and d.message = %s and d.delivered_at is null and d.dropped_at is null
+             order by d.id
+            """,
+            [receiver, message],
+        ).fetchall()
+    return [Notice(row.pop("notice"), number=row.pop("number"), alert=Alert(**row)) for row in rows]
+
+
+def note(connection: db.Connection, receiver: str, message: UUID, error: str | None) -> None:
+    """How the attempt to send it went: it was delivered (None), or what happened."""
+    connection.execute("select gaffer.note_delivery(%s, %s, %s)", [receiver, message, error])
+
+
+def failing(connection: db.Connection) -> set[str]:
+    """The receivers whose last attempt failed."""
+    return {row[0] for row in connection.execute("select name from gaffer.receiver where failing_since is not null")}
+
+
+def left(connection: db.Connection, receivers: Sequence[str]) -> int:
+    """How many notices are not delivered yet, with those that a mute holds back."""
+    row = connection.execute(
+        """
+        select count(*) from gaffer.alert_delivery
+         where receiver = any (%s) and delivered_at is null and dropped_at is null
+        """,
+        [list(receivers)],
+    ).fetchone()
+    return 0 if row is None else row[0]
+
+
+def unserved(connection: db.Connection) -> list[tuple[str, str]]:
+    """Jobs with the receivers that they name and that nobody has sent anything to for a day."""
+    return connection.execute(
+        """
+        select j.name, named
+          from gaffer.job j
+         cross join lateral jsonb_array_elements_text(
+               coalesce(nullif(j.spec #> '{alerts,receivers}', 'null'), '[]')) named
+         where j.retired_at is null and named <> 'log'
+           and not exists (select from gaffer.receiver r
+                            where r.name = named and r.last_seen_at > gaffer.clock() - interval '1 day')
+         order by j.name, named
+        """
+    ).fetchall()  # type: ignore[return-value]
+
+
+def unpinged(connection: db.Connection, variables: Collection[str]) -> list[tuple[str, str, datetime]]:
+    """The jobs that have succeeded since their heartbeat was last sent: name, the variable that names its URL (one of
+    these), and the success. In any order, so that none is always the last."""
+    return connection.execute(
+        """
+        select name, spec #>> '{alerts,heartbeat}', last_success_at
+          from gaffer.job
+         where spec #>> '{alerts,heartbeat}' = any (%s) and last_success_at > coalesce(pinged_at, rules_at)
+         order by random()
+        """,
+        [list(variables)],
+    ).fetchall()  # type: ignore[return-value]
+
+
+def note_ping(connection: db.Connection, job: str, success: datetime) -> None:
+    connection.execute("select gaffer.note_ping(%s, %s)", [job, success])
