@@ -1,6 +1,7 @@
 """The `gaffer` command. It works when Dagster is what is broken, and starts without importing it.
 
-Exit codes: 0 done; 1 it failed; 2 the command was not understood; 75 the database cannot be reached (try again);
+Exit codes: 0 done; 1 it failed (`check`: something is wrong); 2 the command was not understood (`check`: it cannot
+tell); 75 the database cannot be reached (try again);
 128 + n it was interrupted by signal n.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 import click
 
 from gaffer_dagster import __version__
-from gaffer_dagster.cli import database, operate, preview, run, show, ticks
+from gaffer_dagster.cli import alerts, database, operate, preview, run, show, ticks, watch
 from gaffer_dagster.errors import DatabaseUnavailableError, GafferError
 from gaffer_dagster.store import db
 
@@ -76,10 +77,14 @@ main.add_command(show.status)
 main.add_command(show.runs)
 main.add_command(preview.preview)
 main.add_command(ticks.ticks)
+main.add_command(watch.check)
+main.add_command(watch.watch)
+main.add_command(alerts.alerts)
 main.add_command(operate.register)
 main.add_command(operate.pause)
 main.add_command(operate.resume)
 main.add_command(operate.rename)
+main.add_command(operate.retire)
 main.add_command(database.migrate)
 main.add_command(database.prepare)
 main.add_command(database.db)

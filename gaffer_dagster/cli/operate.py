@@ -1,4 +1,4 @@
-"""`gaffer pause`, `resume`, `rename`, `register`: what people do to jobs. Who, when and why is kept."""
+"""`gaffer pause`, `resume`, `rename`, `retire`, `register`: what people do to jobs. Who, when and why is kept."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from gaffer_dagster.store.operations import Operator
 _LAST_YEAR = 9000  # as of every time that people give
 
 
-def _whose(command: Callable[..., Any]) -> Callable[..., Any]:
+def whose(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option("--by", help="Who does it; left out: user and host.")(command)
     return click.option("--reason", help="Why, for those who come after.")(command)
 
 
-def _operator(by: str | None, reason: str | None) -> Operator:
+def operator_of(by: str | None, reason: str | None) -> Operator:
     if by is None:
         try:
             by = f"{getpass.getuser()}@{socket.gethostname()}"
@@ -43,22 +43,23 @@ def _operator(by: str | None, reason: str | None) -> Operator:
 @click.command()
 @click.argument("job")
 @click.option("--until", metavar="TIME", help="When it ends by itself: a time, or how long, such as 2h.")
-@_whose
+@whose
 def pause(job: str, until: str | None, by: str | None, reason: str | None) -> None:
     """Let runs of JOB end `paused` from now on. Ticks in a pause are skipped; what is due is done after it.
 
     A run that is at work is not stopped. It holds whatever Dagster's own switches say.
     """
-    operator = _operator(by, reason)
+    operator = operator_of(by, reason)
     with db.connect(database.from_environment(), application_name="gaffer:pause") as connection:
         migrate.verify(connection)
         record = jobs.get(connection, job)
-        end = None if until is None else _end(until, record.seen_at, record.timezone)
+        end = None if until is None else end_of(until, record.seen_at, record.timezone)
         operations.pause(connection, job, end, record.tick_after_pause, operator)
     click.echo(f"{job} is paused " + ("until: gaffer resume" if end is None else f"until {show_time(end)}"))
 
 
-def _end(text: str, now: datetime, zone: str) -> datetime:
+def end_of(text: str, now: datetime, zone: str) -> datetime:
+    """What --until says: a time, or how long from now."""
     try:
         end = now + as_duration(text, "--until")
     except BadSpecError:
@@ -66,7 +67,7 @@ def _end(text: str, now: datetime, zone: str) -> datetime:
     except OverflowError:
         end = datetime.max.replace(tzinfo=now.tzinfo)
     if end.year > _LAST_YEAR:
-        raise BadInputError(f"--until {text!r} is too long; leave it out for a pause without end")
+        raise BadInputError(f"--until {text!r} is too long; leave it out if there is to be no end")
     if end <= now:
         raise BadInputError(f"--until {text!r} is over already (it is {show_time(now)}); give a later time")
     return end
@@ -81,10 +82,10 @@ def _moment(text: str, zone: str) -> datetime:
 
 @click.command()
 @click.argument("job")
-@_whose
+@whose
 def resume(job: str, by: str | None, reason: str | None) -> None:
     """End the pause of JOB. Its next run does everything that has become due meanwhile."""
-    operator = _operator(by, reason)
+    operator = operator_of(by, reason)
     with db.connect(database.from_environment(), application_name="gaffer:resume") as connection:
         migrate.verify(connection)
         record = jobs.get(connection, job)
@@ -100,10 +101,10 @@ def resume(job: str, by: str | None, reason: str | None) -> None:
 @click.argument("old")
 @click.argument("new")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_whose
+@whose
 def rename(old: str, new: str, yes: bool, by: str | None, reason: str | None) -> None:
     """Let job OLD go on as NEW, with its watermark and history. Deploy the code that calls it NEW next."""
-    operator = _operator(by, reason)
+    operator = operator_of(by, reason)
     with db.connect(database.from_environment(), application_name="gaffer:rename") as connection:
         migrate.verify(connection)
         jobs.get(connection, old)
@@ -111,6 +112,24 @@ def rename(old: str, new: str, yes: bool, by: str | None, reason: str | None) ->
             click.confirm(f"Rename job {old} to {new}?", abort=True)
         operations.rename(connection, old, new, operator)
     click.echo(f"{old} is called {new} from now on")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@whose
+def retire(name: str, yes: bool, by: str | None, reason: str | None) -> None:
+    """Miss nothing of NAME any more: a job that was taken out of the code, or a watch that was switched off for good.
+
+    A job's history stays, and a job that is registered again goes on where it was.
+    """
+    operator = operator_of(by, reason)
+    with db.connect(database.from_environment(), application_name="gaffer:retire") as connection:
+        migrate.verify(connection)
+        if not yes:
+            click.confirm(f"Retire {name}?", abort=True)
+        operations.retire(connection, name, operator)
+    click.echo(f"{name} is retired")
 
 
 @click.command()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -19,9 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gaffer_dagster import database
 from gaffer_dagster.cli import show
 from gaffer_dagster.cli.definitions import jobs_in
+from gaffer_dagster.cli.process import log_to_stderr, signals
 from gaffer_dagster.domain.moment import as_moment
 from gaffer_dagster.domain.run import Outcome
-from gaffer_dagster.engine.log import JsonFormatter, wrap
+from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.run import Run, open_run
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.errors import DatabaseUnavailableError, GafferError, UnknownJobError
@@ -52,8 +50,8 @@ def run(
     Exits 0 also when another run has the lease, or the job is paused; 1 when it failed; 75 when the database cannot
     be reached; 128 + n when signal n interrupted it.
     """
-    _log_to_stderr(as_json=as_json, level=logging.ERROR if quiet else logging.INFO)
-    with _signals():
+    log_to_stderr(as_json=as_json, level=logging.ERROR if quiet else logging.INFO)
+    with signals():
         jobs = jobs_in(file, module)
         if job not in jobs:
             raise UnknownJobError(f"no job {job!r} is defined there; there is {', '.join(sorted(jobs)) or 'none'}")
@@ -103,38 +101,6 @@ def _run_once(job: Any, url: str, *, despite_pause: bool, redo: datetime | None,
             sys.stdout.flush()
     opened.reported()
     return opened.outcome, 0 if opened.record is None else opened.record.items
-
-
-class _Told(KeyboardInterrupt):
-    """A signal, as an exception that psycopg heeds within a statement and nobody's `except Exception` catches."""
-
-
-@contextmanager
-def _signals() -> Generator[None]:
-    told: list[int] = []
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        if not told:  # a second one must not break into the tidying up
-            told.append(number)
-            raise _Told
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and the background of a script want it
-            signal.signal(number, stop)
-    try:
-        yield
-    except KeyboardInterrupt:
-        click.echo("gaffer: interrupted; what was committed stays", err=True)
-        sys.exit(128 + (told[0] if told else signal.SIGINT))
-
-
-def _log_to_stderr(*, as_json: bool, level: int) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("gaffer")
-    logger.addHandler(handler)
-    logger.setLevel(level)
-    logger.propagate = False
 
 
 def _progress() -> Progress:

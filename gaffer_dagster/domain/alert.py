@@ -112,8 +112,8 @@ class Alerts:
         object.__setattr__(self, "receivers", None if receivers is None else _names(receivers))
         if heartbeat is not None and not is_variable(heartbeat):
             raise BadSpecError(
-                f"alerts: heartbeat={_shown(heartbeat)} is no name of an environment variable; put the URL into one, such as "
-                "NIGHTLY_PING_URL, and give its name (a URL that is written here would be stored and shown)"
+                f"alerts: heartbeat={_shown(heartbeat)} is no name of an environment variable; put the URL into one, "
+                "such as NIGHTLY_PING_URL, and give its name (a URL that is written here would be stored and shown)"
             )
         object.__setattr__(self, "heartbeat", heartbeat)
 
@@ -156,8 +156,8 @@ def _names(receivers: Iterable[str]) -> tuple[str, ...]:
     for name in found:
         if not (isinstance(name, str) and name.isascii() and name.isidentifier() and name.lower() == name):
             raise BadSpecError(
-                f"alerts: receivers: {_shown(name)} is no name; use a-z, 0-9 and _, such as 'oncall', whose address is in "
-                "GAFFER_RECEIVER_ONCALL"
+                f"alerts: receivers: {_shown(name)} is no name; use a-z, 0-9 and _, such as 'oncall', whose address "
+                "is in GAFFER_RECEIVER_ONCALL"
             )
     if not found:
         raise BadSpecError("alerts: receivers is empty; name at least one, or leave it out to tell all")

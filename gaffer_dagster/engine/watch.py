@@ -7,12 +7,19 @@ whoever passes next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from gaffer_dagster.domain.incident import Alert, Finding, Stretch, Watch, Watched, findings, judge, silent
-from gaffer_dagster.store import alerts, db, horizon
+from gaffer_dagster.domain.incident import Alert, Finding, Watch, Watched, findings, judge, silent
+from gaffer_dagster.engine import heartbeat
+from gaffer_dagster.engine.deliver import deliver
+from gaffer_dagster.engine.log import Log
+from gaffer_dagster.engine.receivers import Unusable, receivers_from
+from gaffer_dagster.errors import GafferError
+from gaffer_dagster.store import alerts, db, deliveries, horizon
+
+HEARTBEAT = "GAFFER_HEARTBEAT_URL"
 
 
 @dataclass(frozen=True)
@@ -26,12 +33,14 @@ class Watcher:
 
 @dataclass(frozen=True)
 class Report:
-    """What a pass found. `changed`: the incidents that it opened, reminded of or resolved."""
+    """What a pass found. `changed`: the incidents that it opened, reminded of or resolved; `problems`: what it could
+    not judge, as instructions."""
 
     at: datetime
     findings: Sequence[Finding]
     watches: Sequence[Watch]
-    changed: Sequence[Alert] = field(default=())
+    problems: Sequence[str]
+    changed: Sequence[Alert] = ()
 
 
 def look(connection: db.Connection, watcher: Watcher) -> Report | None:
@@ -43,7 +52,7 @@ def look(connection: db.Connection, watcher: Watcher) -> Report | None:
         jobs, report = _find(connection, now)
         steps = list(judge(report.findings, alerts.opened(connection), jobs, now))
         changed = alerts.note(connection, now, steps)
-    return Report(now, report.findings, report.watches, changed)
+    return replace(report, changed=changed)
 
 
 def examine(connection: db.Connection) -> Report:
@@ -53,9 +62,48 @@ def examine(connection: db.Connection) -> Report:
 
 
 def _find(connection: db.Connection, now: datetime) -> tuple[dict[str, Watched], Report]:
-    gaps: list[Stretch] = alerts.gaps(connection)
+    """The jobs that were judged, and what is wrong."""
+    gaps = alerts.gaps(connection)
     watches = alerts.watches(connection)
-    jobs = {each.job: each for each in alerts.watched(connection, now)}
-    found = [finding for each in jobs.values() for finding in findings(each, now, gaps)]
+    jobs: dict[str, Watched] = {}
+    found: list[Finding] = []
+    problems: list[str] = []
+    for each in alerts.watched(connection, now):
+        try:
+            found += findings(each, now, gaps)
+        except GafferError as error:  # a newer version wrote it, say; the others are judged all the same
+            problems.append(f"job {each.job!r} cannot be judged here: {error}")
+        else:
+            jobs[each.job] = each
     found += [finding for watch in watches if (finding := silent(watch, now)) is not None]
-    return jobs, Report(now, found, watches)
+    return jobs, Report(now, found, watches, problems)
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What became of a pass. `report`: None where another pass was going on. `problems`: why a receiver is not told, as
+    instructions."""
+
+    report: Report | None
+    sent: int
+    problems: Sequence[str]
+
+
+def attend(connection: db.Connection, watcher: Watcher, environment: Mapping[str, str], log: Log) -> Attended:
+    """A pass, and what follows from it: the notices are sent (also those that others have left), and heartbeats."""
+    report = look(connection, watcher)
+    receivers = receivers_from(environment, log)
+    delivered = deliver(connection, receivers, log)
+    problems = list(() if report is None else report.problems)
+    problems += [each.reason for each in receivers if isinstance(each, Unusable)]
+    problems += [f"receiver {name} did not take a message; see: gaffer alerts list" for name in delivered.failed]
+    problems += [
+        f"job {job!r} names the receiver {name!r}, which nobody who watches knows: set GAFFER_RECEIVER_{name.upper()}"
+        for job, name in deliveries.unserved(connection)
+    ]
+    if report is not None:
+        heartbeat.beat_for_jobs(connection, environment, log)
+        heartbeat.beat(HEARTBEAT, environment, log)
+    for problem in problems:
+        log.error("not told", why=problem)
+    return Attended(report, delivered.sent, problems)

@@ -4,10 +4,11 @@ which success a job's heartbeat was last sent for."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from psycopg.rows import dict_row
+from psycopg.rows import class_row, dict_row
 
 from gaffer_dagster.domain.alert import Severity
 from gaffer_dagster.domain.incident import Alert
@@ -64,6 +65,30 @@ def left(connection: db.Connection, receivers: Sequence[str]) -> int:
         [list(receivers)],
     ).fetchone()
     return 0 if row is None else row[0]
+
+
+@dataclass(frozen=True)
+class ReceiverRecord:
+    """A row of `gaffer.receiver`, and how many notices wait for it."""
+
+    name: str
+    last_seen_at: datetime
+    failing_since: datetime | None
+    error: str | None
+    waiting: int
+
+
+def receivers(connection: db.Connection) -> list[ReceiverRecord]:
+    with connection.cursor(row_factory=class_row(ReceiverRecord)) as cursor:
+        return cursor.execute(
+            """
+            select name, last_seen_at, failing_since, error,
+                   (select count(*) from gaffer.alert_delivery d
+                     where d.receiver = name and d.delivered_at is null and d.dropped_at is null) as waiting
+              from gaffer.receiver
+             order by name
+            """
+        ).fetchall()
 
 
 def unserved(connection: db.Connection) -> list[tuple[str, str]]:

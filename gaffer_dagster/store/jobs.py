@@ -46,9 +46,10 @@ def register(connection: db.Connection, spec: JobSpec, registration: Registratio
 
 
 def hashes(connection: db.Connection, names: list[str]) -> dict[str, tuple[str, str | None, str | None]]:
-    """The hashes of spec and work, and the zone data, under which each of these jobs is known."""
+    """The hashes of spec and work, and the zone data, under which each of these jobs is known and not retired."""
     rows = connection.execute(
-        "select name, spec_hash, work_hash, zone_data from gaffer.job where name = any(%s)", [names]
+        "select name, spec_hash, work_hash, zone_data from gaffer.job where name = any(%s) and retired_at is null",
+        [names],
     ).fetchall()
     return {name: (spec_hash, work_hash, zone_data) for name, spec_hash, work_hash, zone_data in rows}
 

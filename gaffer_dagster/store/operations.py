@@ -53,6 +53,22 @@ def rename(connection: db.Connection, old: str, new: str, operator: Operator) ->
         ) from None
 
 
+def ack(connection: db.Connection, alert: int, operator: Operator) -> bool:
+    """Somebody knows of the incident: no reminders any more. False: none of this number is open."""
+    return _call(connection, "select gaffer.ack_alert(%s, %s, %s)", alert, operator.by, operator.reason)
+
+
+def mute(connection: db.Connection, job: str, until: datetime | None, operator: Operator) -> None:
+    """Nothing is sent of the job's incidents until then. None: speak again."""
+    _call(connection, "select gaffer.mute(%s, %s, %s, %s)", job, until, operator.by, operator.reason)
+
+
+def retire(connection: db.Connection, name: str, operator: Operator) -> None:
+    """A job, or a watch, that is not meant to run any more: nothing is missed of it. Raises `JobHeldError` for a job
+    that is still defined somewhere."""
+    _call(connection, "select gaffer.retire(%s, %s, %s)", name, operator.by, operator.reason)
+
+
 def _call(connection: db.Connection, statement: LiteralString, *parameters: object) -> Any:
     with db.refusals():
         row = connection.execute(statement, parameters).fetchone()

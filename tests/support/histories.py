@@ -10,23 +10,20 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from threading import Event
 from typing import Any
 from unittest import mock
 
-from gaffer_dagster.domain.alert import Alerts, Kind
+from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds
 from gaffer_dagster.domain.due import EachInterval, NewRows, Window
-from gaffer_dagster.domain.lease import Grant
-from gaffer_dagster.domain.run import Outcome, RunRecord
+from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine import watch as engine_watch
-from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.watch import Watcher, look
 from gaffer_dagster.errors import GafferError, UnknownJobError
 from gaffer_dagster.store import db, history, operations
@@ -34,7 +31,7 @@ from gaffer_dagster.store import jobs as job_table
 from gaffer_dagster.store.jobs import Registration
 from gaffer_dagster.store.operations import Operator
 from tests.support import jobs, oracle, protocol
-from tests.support.protocol import Actor, Attempt
+from tests.support.protocol import Attempt
 
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 LEASE = timedelta(seconds=60)

@@ -1,0 +1,167 @@
+"""`gaffer check`, `gaffer watch`: the pass that Dagster's sensor makes, from where Dagster's end is no end of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, NoReturn
+
+import click
+from rich.table import Table
+
+from gaffer_dagster import database
+from gaffer_dagster.cli.process import log_to_stderr, signals
+from gaffer_dagster.cli.show import print_table, show_time
+from gaffer_dagster.domain.alert import Severity
+from gaffer_dagster.domain.duration import as_duration, in_words
+from gaffer_dagster.domain.incident import Finding, Watch
+from gaffer_dagster.domain.notice import sentence
+from gaffer_dagster.engine.log import wrap
+from gaffer_dagster.engine.watch import Report, Watcher, attend, examine
+from gaffer_dagster.errors import BadInputError, GafferError, UnknownJobError
+from gaffer_dagster.store import alerts, db, migrate
+
+WRONG, CANNOT_TELL = 1, 2
+
+
+@click.command()
+@click.option("--notify", is_flag=True, help="Make it a pass of the watch: open and resolve incidents, send notices.")
+@click.option("--every", metavar="DURATION", help="How often it is run, such as 5m; others then say when it is not.")
+@click.option("--name", metavar="NAME", help="What this watch is called, instead of by its host.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def check(notify: bool, every: str | None, name: str | None, as_json: bool) -> None:
+    """Say what is overdue or failing, and when each watch looked last.
+
+    For plain cron, systemd or a probe, so that a dead Dagster is noticed. Exits 0 when all is well (or there are
+    only warnings), 1 when something is wrong, 2 when it cannot tell: the database is away or not as it should be, or no
+    job is known to it.
+    """
+    if not notify and (every is not None or name is not None):
+        raise click.UsageError("--every and --name are of a watch; add --notify")
+    watcher = Watcher(_name("check", name), None if every is None else as_duration(every, "--every"))
+    log_to_stderr(as_json=as_json, level=logging.WARNING)
+    with signals():
+        try:
+            with db.connect(database.from_environment(), application_name="gaffer:check") as connection:
+                migrate.verify(connection)
+                jobs = alerts.count_jobs(connection)
+                if not jobs:
+                    raise UnknownJobError(
+                        "no job is known to this database: it may be the wrong one (GAFFER_DATABASE_URL); a job is "
+                        "made known by its first run, by Dagster's sensor, or by: gaffer register"
+                    )
+                done = attend(connection, watcher, os.environ, wrap(logging.getLogger("gaffer"))) if notify else None
+                report = done.report if done is not None and done.report is not None else examine(connection)
+        except Exception as error:
+            _cannot_tell(error)
+    problems = report.problems if done is None else done.problems
+    (_print_json if as_json else _print)(report, jobs, problems, None if done is None else done.sent)
+    sys.exit(WRONG if problems or any(each.severity is Severity.ERROR for each in report.findings) else 0)
+
+
+def _cannot_tell(error: Exception) -> NoReturn:
+    if not isinstance(error, GafferError) and not db.is_database_error(error):
+        raise error
+    said = str(error) if isinstance(error, GafferError) else f"the database refused: {db.primary_message(error)}"
+    click.echo(f"gaffer: cannot tell: {said}", err=True)
+    sys.exit(CANNOT_TELL)
+
+
+@click.command()
+@click.option("--every", default="30s", show_default=True, metavar="DURATION", help="How often to look.")
+@click.option("--name", metavar="NAME", help="What this watch is called, instead of by its host.")
+@click.option("--json", "as_json", is_flag=True, help="Log as JSON.")
+def watch(every: str, name: str | None, as_json: bool) -> None:
+    """Look again and again, like Dagster's sensor: open and resolve incidents, send notices, log what is found.
+
+    Beside Dagster, on another host if possible. It goes on while the database is away, and ends by a signal.
+    """
+    pause = as_duration(every, "--every")
+    if not timedelta(seconds=1) <= pause <= timedelta(hours=1):
+        raise BadInputError(f"--every {every!r} is too short or too long; give a duration from 1s to 1h")
+    watcher = Watcher(_name("watch", name), pause)
+    log_to_stderr(as_json=as_json, level=logging.INFO)
+    log = wrap(logging.getLogger("gaffer"), watch=watcher.name)
+    with signals():
+        url = database.from_environment()
+        while True:
+            began = time.monotonic()
+            try:
+                with db.connect(url, application_name="gaffer:watch") as connection:
+                    migrate.verify(connection)
+                    done = attend(connection, watcher, os.environ, log)
+                if done.report is not None:
+                    log.info("looked", wrong=len(done.report.findings), sent=done.sent)
+            except Exception as error:  # whatever it is, the next pass may find it mended
+                log.error("cannot tell", error=db.primary_message(error))
+            time.sleep(max(0.0, pause.total_seconds() - (time.monotonic() - began)))
+
+
+def _name(driver: str, name: str | None) -> str:
+    return f"{driver}:{name or socket.gethostname()}"
+
+
+def _print(report: Report, jobs: int, problems: Sequence[str], sent: int | None) -> None:
+    of = sorted({each.job for each in report.findings if each.job is not None})
+    count = f"{jobs:,} job{'s' if jobs != 1 else ''}"
+    click.echo(f"{count}: " + ("all is well" if not of else f"something is to be said of {len(of):,}"))
+    if report.findings:
+        table = Table("of", "what", "severity", "since", "in words")
+        for each in report.findings:
+            table.add_row(
+                each.job or f"watch {each.watch}",
+                str(each.kind),
+                str(each.severity),
+                show_time(each.since),
+                sentence(each.kind, each.details),
+            )
+        print_table(table)
+    for each in report.watches:
+        click.echo(_of_watch(each, report.at))
+    if not any(each.every is not None for each in report.watches):
+        click.echo("Nobody watches this database all the time: turn on Dagster's sensor gaffer_watch, or: gaffer watch")
+    for problem in problems:
+        click.echo(f"gaffer: {problem}", err=True)
+    if sent is not None:
+        click.echo(f"{sent:,} message{'s' if sent != 1 else ''} sent")
+
+
+def _of_watch(watch: Watch, now: datetime) -> str:
+    often = "" if watch.every is None else f" (means to every {in_words(watch.every)})"
+    return f"{watch.name} looked {in_words(now - watch.last_pass_at)} ago{often}"
+
+
+def _print_json(report: Report, jobs: int, problems: Sequence[str], sent: int | None) -> None:
+    told = {
+        "at": report.at.isoformat(),
+        "jobs": jobs,
+        "findings": [_finding(each) for each in report.findings],
+        "watches": [
+            {
+                "name": each.name,
+                "every_seconds": None if each.every is None else each.every.total_seconds(),
+                "last_pass_at": each.last_pass_at.isoformat(),
+            }
+            for each in report.watches
+        ],
+        "problems": list(problems),
+        "sent": sent,
+    }
+    click.echo(json.dumps(told))
+
+
+def _finding(found: Finding) -> dict[str, Any]:
+    return {
+        "job": found.job,
+        "watch": found.watch,
+        "kind": str(found.kind),
+        "severity": str(found.severity),
+        "since": found.since.isoformat(),
+        "details": found.details,
+    }
