@@ -48,6 +48,7 @@ class Watched:
     job: str
     row: str
     spec: Mapping[str, Any]
+    grace: timedelta
     first_seen_at: datetime
     rules_at: datetime
     paused_at: datetime | None = None
@@ -95,7 +96,9 @@ class Watched:
     @property
     def tick(self) -> datetime | None:
         """The earliest tick that a success is waited for."""
-        return self.late_tick or open_tick(self.next_due_at, self.schedule, self.pause)
+        if self.late_tick is not None or self.pause is None:  # a schedule takes long to read
+            return self.late_tick or self.next_due_at
+        return open_tick(self.next_due_at, self.schedule, self.pause)
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,7 @@ def _absence(watched: Watched, now: datetime, gaps: Sequence[Stretch]) -> dateti
 
 def _deadline(watched: Watched, tick: datetime, now: datetime, gaps: Sequence[Stretch]) -> datetime:
     """When the grace of the tick ends."""
-    grace = watched.alerts.grace_for(watched.schedule)
+    grace = watched.grace
     pauses = list(watched.paused)
     if watched.pause is not None:
         pauses.append(Stretch(watched.pause.since, min(now, watched.pause.until or now)))
@@ -216,7 +219,8 @@ def _deadline(watched: Watched, tick: datetime, now: datetime, gaps: Sequence[St
 
 
 def _of_absence(watched: Watched) -> Mapping[str, Any]:
-    zone = None if watched.schedule is None else watched.schedule.timezone
+    stored = watched.spec["schedule"]
+    zone = None if stored is None else stored["timezone"]
     return {"tick": _text(watched.tick), "timezone": zone, "last_success_at": _text(watched.last_success_at)}
 
 

@@ -25,7 +25,7 @@ def watched(connection: db.Connection, now: datetime) -> list[Watched]:
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(
             """
-            select j.name as job, j.xmin::text as row, j.spec, j.first_seen_at, j.rules_at,
+            select j.name as job, j.xmin::text as row, j.spec, j.grace, j.first_seen_at, j.rules_at,
                    j.paused_at, j.paused_until, j.paused_by, j.pause_reason, j.next_due_at, j.late_tick, j.paused,
                    j.worked, j.last_success_at, j.consecutive_failures, j.failed_at, j.consecutive_capped, j.capped_at,
                    j.due_since, j.held_since, j.held_by, j.parked, j.parked_at, j.taken_over_at, j.returned_at,
