@@ -83,5 +83,9 @@ class NotDeliveredError(GafferError):
     """A message, or a heartbeat, was not taken. Says how that went, and never where it was meant to go."""
 
 
+class MissingPackageError(GafferError):
+    """What is asked for needs a package that is not installed; the message says what to install."""
+
+
 class LocalPostgresError(GafferError):
     """The private Postgres for development cannot be started or used."""
