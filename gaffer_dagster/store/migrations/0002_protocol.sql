@@ -61,12 +61,13 @@ as $$
 $$;
 
 -- A run was at work and did not cover the tick that is waited for: its grace may have run out meanwhile.
+-- (Its bounds in order even where nothing is noted: the planner makes the range before it looks for the row.)
 create function gaffer.note_work(p_job text, p_from timestamptz, p_until timestamptz) returns void
 language sql
 set search_path = pg_catalog, pg_temp
 as $$
     update gaffer.job
-       set worked = (worked || tstzrange(p_from, p_until))[greatest(1, cardinality(worked) - 98):]
+       set worked = (worked || tstzrange(p_from, greatest(p_from, p_until)))[greatest(1, cardinality(worked) - 98):]
      where name = p_job and coalesce(late_tick, next_due_at) < p_until and p_from < p_until
 $$;
 
