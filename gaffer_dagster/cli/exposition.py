@@ -137,9 +137,15 @@ class _Families(Collector):
         receivers = self._metrics.receivers
         yield self._gauge(
             "gaffer_receiver_waiting_notices",
-            "Notices that this receiver has not taken yet.",
+            "Notices that this receiver has not taken yet, with those that a mute holds back.",
             ["receiver"],
             [([each.name], each.waiting) for each in receivers],
+        )
+        yield self._gauge(
+            "gaffer_receiver_last_seen_timestamp_seconds",
+            "When somebody last had a look at what is to be sent to it.",
+            ["receiver"],
+            [([each.name], each.last_seen_at) for each in receivers],
         )
         yield self._gauge(
             "gaffer_receiver_failing",

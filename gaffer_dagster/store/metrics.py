@@ -61,6 +61,7 @@ class DeliveryStatus:
     """A row of `gaffer.delivery_status`."""
 
     name: str
+    last_seen_at: datetime
     waiting: int
     failing_since: datetime | None
 
@@ -100,6 +101,6 @@ def read(connection: db.Connection) -> Metrics:
             ).fetchall()
         with connection.cursor(row_factory=class_row(DeliveryStatus)) as cursor:
             receivers = cursor.execute(
-                "select name, waiting, failing_since from gaffer.delivery_status order by name"
+                "select name, last_seen_at, waiting, failing_since from gaffer.delivery_status order by name"
             ).fetchall()
     return Metrics(name[0], jobs, alerts, watches, receivers)

@@ -251,6 +251,7 @@ def test_watches_and_receivers_are_there_whatever_their_names(states: Printed) -
     assert is_about(states.of("gaffer_watch_last_pass_timestamp_seconds", watch=WATCH), at(3) + 20 * MINUTE)
     assert states.of("gaffer_receiver_failing", receiver="log") == 0
     assert states.of("gaffer_receiver_failing", receiver="oncall") == 1
+    assert is_about(states.of("gaffer_receiver_last_seen_timestamp_seconds", receiver="log"), at(3) + 20 * MINUTE)
     assert states.of("gaffer_receiver_waiting_notices", receiver="log") == 0
     assert states.of("gaffer_receiver_waiting_notices", receiver="oncall") == len(
         states.values["gaffer_alert_since_timestamp_seconds"]
@@ -581,7 +582,7 @@ def test_no_view_scans_a_history(long_history: str, view: str) -> None:
     "query",
     [
         "select job, max(id) from gaffer.job_runs where backlog is not null group by job",
-        "select * from gaffer.alert where resolved_at is null",
+        "select * from gaffer.alert where acked_at is not null",
         "select receiver, count(*) filter (where delivered_at is null) from gaffer.alert_delivery group by receiver",
     ],
 )

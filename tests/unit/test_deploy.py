@@ -134,6 +134,9 @@ ALIVE = {
     series("gaffer_watch_interval_seconds", watch="dagster"): "60x60",
     series("gaffer_metrics_written_timestamp_seconds"): "0+60x60",
     series("gaffer_receiver_failing", receiver="log"): "0x60",
+    series("gaffer_receiver_failing", receiver="removed"): "1x60",
+    series("gaffer_receiver_last_seen_timestamp_seconds", receiver="log"): "0+60x60",
+    series("gaffer_receiver_last_seen_timestamp_seconds", receiver="removed"): "-90000x60",
     of_job("first_seen_timestamp_seconds"): "-1000000x60",
     # What is so of another job, and of a job of this name in another database, is nothing to this one.
     of_job("muted", job_name="other"): "1x60",

@@ -70,7 +70,6 @@ comment on column gaffer.job_status.leases_lost is 'Runs that were found dead, o
 comment on column gaffer.job_status.runs_ended is 'Runs that ended by themselves, whatever their outcome.';
 comment on column gaffer.job_status.run_seconds is 'How long those took together.';
 
--- One branch for each of the indexes of what is open.
 create view gaffer.open_alert as
 with clock as materialized (select gaffer.clock() as now)
 select a.id, a.key, a.job, a.watch, a.kind, a.severity,
@@ -80,10 +79,9 @@ select a.id, a.key, a.job, a.watch, a.kind, a.severity,
        a.acked_at is not null as acked,
        coalesce(j.muted_until > clock.now, false) as muted
   from clock
- cross join (select * from gaffer.alert where resolved_at is null and job is not null
-              union all
-             select * from gaffer.alert where resolved_at is null and watch is not null) a
-  left join gaffer.job j on j.name = a.job;
+ cross join gaffer.alert a
+  left join gaffer.job j on j.name = a.job
+ where a.resolved_at is null;
 
 comment on view gaffer.open_alert is 'One row for each incident that is open, of a job or of a watch.';
 comment on column gaffer.open_alert.since is 'When it became true; when that was seen is opened_at.';
@@ -114,6 +112,7 @@ select r.name, r.last_seen_at, left_over.waiting, left_over.waiting_since, r.fai
         where d.receiver = r.name and d.delivered_at is null and d.dropped_at is null) left_over;
 
 comment on view gaffer.delivery_status is 'One row for each receiver of notices.';
+comment on column gaffer.delivery_status.last_seen_at is 'When somebody last had a look at what is to be sent to it.';
 comment on column gaffer.delivery_status.waiting is 'Notices that it has not taken yet, with those that a mute holds back.';
 comment on column gaffer.delivery_status.waiting_since is 'When the oldest of those was written.';
 comment on column gaffer.delivery_status.failing_since is 'Since when it has taken none; null: the last one was taken.';
