@@ -109,10 +109,14 @@ def _title(notice: Notice) -> str:
     alert, name = notice.alert, _name(notice.alert)
     number = f"[gaffer {alert.id}]"
     if notice.event is Event.RESOLVED:
-        words, since, until = _WORDS[alert.kind], _at(alert, alert.since_at), _at(alert, alert.resolved_at)
+        words, since, until = (
+            _WORDS[alert.kind],
+            _at(alert.details, alert.since_at),
+            _at(alert.details, alert.resolved_at),
+        )
         return f"[resolved] {name} {words.over}; {words.was} from {since} to {until} {number}"
     still = f" (reminder {notice.number})" if notice.event is Event.REMINDED else ""
-    return f"[{alert.severity}] {name}{still}: {_WORDS[alert.kind].wrong(alert)} {number}"
+    return f"[{alert.severity}] {name}{still}: {sentence(alert.kind, alert.details)} {number}"
 
 
 def _lines(notice: Notice) -> list[str]:
@@ -121,9 +125,9 @@ def _lines(notice: Notice) -> list[str]:
     lines = [f"{said}: {plain(str(alert.details[name]))}" for name, said in asides.items() if alert.details.get(name)]
     if notice.event is Event.RESOLVED:
         return lines
-    lines.append(f"True since {_at(alert, alert.since_at)}; seen at {_at(alert, alert.opened_at)}.")
+    lines.append(f"True since {_at(alert.details, alert.since_at)}; seen at {_at(alert.details, alert.opened_at)}.")
     if alert.resolved_at is not None:
-        lines.append(f"It was over at {_at(alert, alert.resolved_at)}, before this could be sent.")
+        lines.append(f"It was over at {_at(alert.details, alert.resolved_at)}, before this could be sent.")
     else:
         lines.append(f"What to do: {words.cure.format(name=alert.job)}")
     return lines
@@ -133,13 +137,18 @@ def _name(alert: Alert) -> str:
     return alert.job or f"the watch {plain(alert.watch or '')}"
 
 
-def _at(alert: Alert, at: datetime | str | None) -> str:
-    """In UTC, and on the clock of the job's zone where its details name one."""
+def sentence(kind: Kind, details: Mapping[str, Any]) -> str:
+    """What is wrong, in words."""
+    return _WORDS[kind].wrong(details)
+
+
+def _at(details: Mapping[str, Any], at: datetime | str | None) -> str:
+    """In UTC, and on the clock of the job's zone where the details name one."""
     if at is None:
         return "?"
     moment = datetime.fromisoformat(at) if isinstance(at, str) else at
     shown = f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M}Z"
-    zone = alert.details.get("timezone")
+    zone = details.get("timezone")
     if zone in (None, "UTC"):
         return shown
     try:
@@ -153,25 +162,25 @@ class _Words:
     """How a kind is said. `wrong`: what is wrong; `over`: that it is not so any more; `was`: that it was, from some
     time to another; `cure`: what to do."""
 
-    wrong: Callable[[Alert], str]
+    wrong: Callable[[Mapping[str, Any]], str]
     over: str
     was: str
     cure: str
 
 
-def _absence(alert: Alert) -> str:
-    last = alert.details.get("last_success_at")
-    since = "no success yet" if last is None else f"no success since {_at(alert, last)}"
-    return f"{since}; tick {_at(alert, alert.details.get('tick'))} is overdue"
+def _absence(details: Mapping[str, Any]) -> str:
+    last = details.get("last_success_at")
+    since = "no success yet" if last is None else f"no success since {_at(details, last)}"
+    return f"{since}; tick {_at(details, details.get('tick'))} is overdue"
 
 
-def _failures(alert: Alert) -> str:
-    last, ticks = alert.details.get("last_success_at"), _count(alert, "failures", "tick")
-    return f"{ticks} in a row failed; {'no success yet' if last is None else f'last success {_at(alert, last)}'}"
+def _failures(details: Mapping[str, Any]) -> str:
+    last, ticks = details.get("last_success_at"), _count(details, "failures", "tick")
+    return f"{ticks} in a row failed; {'no success yet' if last is None else f'last success {_at(details, last)}'}"
 
 
-def _count(alert: Alert, name: str, noun: str) -> str:
-    count = alert.details.get(name)
+def _count(details: Mapping[str, Any], name: str, noun: str) -> str:
+    count = details.get(name)
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
@@ -184,20 +193,20 @@ _WORDS: Mapping[Kind, _Words] = {
     ),
     Kind.FAILURES: _Words(_failures, "works again", "it kept failing", "see the errors with `gaffer runs {name}`"),
     Kind.CAPPED: _Words(
-        lambda alert: f"{_count(alert, 'runs', 'run')} in a row stopped at their bounds with something left",
+        lambda details: f"{_count(details, 'runs', 'run')} in a row stopped at their bounds with something left",
         "gets through what is due again",
         "it fell short",
         "see `gaffer runs {name}`; give it larger Bounds, or run it more often",
     ),
     Kind.BACKLOG: _Words(
-        lambda alert: f"what was due at {_at(alert, alert.details.get('due_since'))} is still not done",
+        lambda details: f"what was due at {_at(details, details.get('due_since'))} is still not done",
         "has caught up",
         "it was behind",
         "see `gaffer status {name}` and `gaffer runs {name}`",
     ),
     Kind.STALLED: _Words(
-        lambda alert: (
-            f"since {_at(alert, alert.details.get('held_since'))} what is new waits for a transaction that is open "
+        lambda details: (
+            f"since {_at(details, details.get('held_since'))} what is new waits for a transaction that is open "
             "elsewhere"
         ),
         "waits for no transaction any more",
@@ -205,19 +214,19 @@ _WORDS: Mapping[Kind, _Words] = {
         "end that transaction (pg_terminate_backend, rollback prepared); see `gaffer status {name}`",
     ),
     Kind.PARKED: _Words(
-        lambda alert: f"{_count(alert, 'rows', 'row')} failed too often and were given up",
+        lambda details: f"{_count(details, 'rows', 'row')} failed too often and were given up",
         "has no parked rows any more",
         "it had some",
         "see `gaffer status {name}`; mend the rows and clear them to be tried again",
     ),
     Kind.TAKEOVERS: _Words(
-        lambda alert: f"{_count(alert, 'runs', 'run')} within a day were found dead, or lost their lease",
+        lambda details: f"{_count(details, 'runs', 'run')} within a day were found dead, or lost their lease",
         "keeps its lease again",
         "it lost too many runs",
         "see `gaffer runs {name}`; look for workers that are killed (memory) or stand still",
     ),
     Kind.PAUSE: _Words(
-        lambda alert: f"has been paused, without an end, since {_at(alert, alert.details.get('paused_at'))}",
+        lambda details: f"has been paused, without an end, since {_at(details, details.get('paused_at'))}",
         "is not forgotten in a pause any more",
         "it was",
         "`gaffer resume {name}`, or give the pause an end with `gaffer pause {name} --until`",
@@ -235,7 +244,7 @@ _WORDS: Mapping[Kind, _Words] = {
         "bring all that register it to one version; see `gaffer status {name}`",
     ),
     Kind.WATCH: _Words(
-        lambda alert: f"has not looked since {_at(alert, alert.details.get('last_pass_at'))}",
+        lambda details: f"has not looked since {_at(details, details.get('last_pass_at'))}",
         "looks again",
         "it was silent",
         "start it again, or retire it (`gaffer retire`) if it is not meant to look any more",
@@ -283,7 +292,7 @@ def _group(key: str, notices: Sequence[Notice]) -> Message:
 
 # ── what others wrote ────────────────────────────────────────────────────────────────────────────────────────────────
 
-_HARMLESS = str.maketrans({"<": "‹", ">": "›", "@": "＠", "[": "(", "]": ")", "`": "'", "|": "¦", "\\": "⧵"})
+_HARMLESS = str.maketrans({"<": "‹", ">": "›", "@": "＠", "[": "(", "]": ")", "`": "'", "|": "¦", "\\": "⧵", "&": "＆"})
 
 
 def plain(text: str) -> str:
