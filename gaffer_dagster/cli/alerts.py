@@ -18,7 +18,7 @@ from gaffer_dagster.cli.operate import end_of, operator_of, whose
 from gaffer_dagster.cli.process import log_to_stderr
 from gaffer_dagster.cli.show import print_table, show_time
 from gaffer_dagster.domain.incident import Alert
-from gaffer_dagster.domain.notice import sentence, test_message
+from gaffer_dagster.domain.notice import explained, test_message
 from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.receivers import receivers_from
 from gaffer_dagster.errors import BadInputError
@@ -56,7 +56,7 @@ def list_alerts(everything: bool, limit: int, as_json: bool) -> None:
                 show_time(alert.since_at),
                 show_time(alert.opened_at),
                 _state(alert),
-                sentence(alert.kind, alert.details),
+                explained(alert.kind, alert.details),
             )
         print_table(table)
     else:

@@ -21,7 +21,7 @@ from gaffer_dagster.cli.show import print_table, show_time
 from gaffer_dagster.domain.alert import Severity
 from gaffer_dagster.domain.duration import as_duration, in_words
 from gaffer_dagster.domain.incident import Finding, Watch
-from gaffer_dagster.domain.notice import sentence
+from gaffer_dagster.domain.notice import explained
 from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.watch import Report, Watcher, attend, examine
 from gaffer_dagster.errors import BadInputError, GafferError, UnknownJobError
@@ -119,7 +119,7 @@ def _print(report: Report, jobs: int, problems: Sequence[str], sent: int | None)
                 str(each.kind),
                 str(each.severity),
                 show_time(each.since),
-                sentence(each.kind, each.details),
+                explained(each.kind, each.details),
             )
         print_table(table)
     for each in report.watches:

@@ -68,12 +68,6 @@ def write(key: UUID, notices: Sequence[Notice]) -> Message:
     return _single(str(key), notices[0]) if len(notices) == 1 else _group(str(key), notices)
 
 
-def sentence(kind: Kind, details: Mapping[str, Any]) -> str:
-    """What is wrong, in words."""
-    asides = [plain(str(details[name])) for name in ("reason", "held_by") if details.get(name)]
-    return "; ".join([_WORDS[kind].wrong(details), *asides])
-
-
 def test_message() -> Message:
     """A message of no incident, to try a receiver with."""
     key = str(uuid4())
@@ -119,7 +113,7 @@ def _title(notice: Notice) -> str:
         since, until = _at(alert.details, alert.since_at), _at(alert.details, alert.resolved_at)
         return f"[resolved] {name} {words.over}; {words.was} from {since} to {until} {number}"
     still = f" (reminder {notice.number})" if notice.event is Event.REMINDED else ""
-    return f"[{alert.severity}] {name}{still}: {_WORDS[alert.kind].wrong(alert.details)} {number}"
+    return f"[{alert.severity}] {name}{still}: {sentence(alert.kind, alert.details)} {number}"
 
 
 def _lines(notice: Notice) -> list[str]:
@@ -140,8 +134,19 @@ def _name(alert: Alert) -> str:
     return alert.job or f"the watch {plain(alert.watch or '')}"
 
 
+def sentence(kind: Kind, details: Mapping[str, Any]) -> str:
+    """What is wrong, in words."""
+    return _WORDS[kind].wrong(details)
+
+
+def explained(kind: Kind, details: Mapping[str, Any]) -> str:
+    """The sentence, and what people or the database gave as its reason."""
+    asides = [plain(str(details[name])) for name in ("reason", "held_by") if details.get(name)]
+    return "; ".join([sentence(kind, details), *asides])
+
+
 def _at(details: Mapping[str, Any], at: datetime | str | None) -> str:
-    """In UTC, and on the clock of the job's zone where its details name one."""
+    """In UTC, and on the clock of the job's zone where the details name one."""
     if at is None:
         return "?"
     moment = datetime.fromisoformat(at) if isinstance(at, str) else at
@@ -290,7 +295,7 @@ def _group(key: str, notices: Sequence[Notice]) -> Message:
 
 # ── what others wrote ────────────────────────────────────────────────────────────────────────────────────────────────
 
-_HARMLESS = str.maketrans({"<": "‹", ">": "›", "@": "＠", "[": "(", "]": ")", "`": "'", "|": "¦", "\\": "⧵"})
+_HARMLESS = str.maketrans({"<": "‹", ">": "›", "@": "＠", "[": "(", "]": ")", "`": "'", "|": "¦", "\\": "⧵", "&": "＆"})
 
 
 def plain(text: str) -> str:

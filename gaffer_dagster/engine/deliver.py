@@ -39,7 +39,7 @@ def deliver(
     """Sends what is due, a message to each receiver in turn, until nothing is or the budget is over (the last message
     may outlast it). One that fails has its next turn in a later call."""
     ends = time.monotonic() + budget.total_seconds()
-    failing = deliveries.failing(connection)
+    failing = {each.name for each in deliveries.receivers(connection) if each.failing_since is not None}
     turns = deque(sorted(receivers, key=lambda each: each.name in failing))  # who may hang must not keep others waiting
     sent = 0
     failed: list[str] = []
@@ -51,7 +51,8 @@ def deliver(
             turns.append(receiver)
         elif taken is not None:
             failed.append(receiver.name)
-    return Delivered(sent, failed, deliveries.left(connection, [each.name for each in receivers]))
+    names = {each.name for each in receivers}
+    return Delivered(sent, failed, sum(each.waiting for each in deliveries.receivers(connection) if each.name in names))
 
 
 def _send_next(connection: db.Connection, receiver: Receiver, log: Log) -> bool | None:

@@ -97,10 +97,7 @@ def attend(connection: db.Connection, watcher: Watcher, environment: Mapping[str
     problems = list(() if report is None else report.problems)
     problems += [each.reason for each in receivers if isinstance(each, Unusable)]
     problems += [f"receiver {name} did not take a message; see: gaffer alerts list" for name in delivered.failed]
-    problems += [
-        f"job {job!r} names the receiver {name!r}, which nobody who watches knows: set GAFFER_RECEIVER_{name.upper()}"
-        for job, name in deliveries.unserved(connection)
-    ]
+    problems += deliveries.unserved(connection)
     if report is not None:
         heartbeat.beat_for_jobs(connection, environment, log)
         heartbeat.beat(HEARTBEAT, environment, log)

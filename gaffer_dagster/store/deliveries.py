@@ -3,7 +3,7 @@ which success a job's heartbeat was last sent for."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -50,26 +50,10 @@ def note(connection: db.Connection, receiver: str, message: UUID, error: str | N
     connection.execute("select gaffer.note_delivery(%s, %s, %s)", [receiver, message, error])
 
 
-def failing(connection: db.Connection) -> set[str]:
-    """The receivers whose last attempt failed."""
-    return {row[0] for row in connection.execute("select name from gaffer.receiver where failing_since is not null")}
-
-
-def left(connection: db.Connection, receivers: Sequence[str]) -> int:
-    """How many notices are not delivered yet, with those that a mute holds back."""
-    row = connection.execute(
-        """
-        select count(*) from gaffer.alert_delivery
-         where receiver = any (%s) and delivered_at is null and dropped_at is null
-        """,
-        [list(receivers)],
-    ).fetchone()
-    return 0 if row is None else row[0]
-
-
 @dataclass(frozen=True)
-class ReceiverRecord:
-    """A row of `gaffer.receiver`, and how many notices wait for it."""
+class Receiver:
+    """A row of `gaffer.receiver`. `waiting`: the notices that are not delivered yet, with those that a mute holds
+    back."""
 
     name: str
     last_seen_at: datetime
@@ -78,33 +62,41 @@ class ReceiverRecord:
     waiting: int
 
 
-def receivers(connection: db.Connection) -> list[ReceiverRecord]:
-    with connection.cursor(row_factory=class_row(ReceiverRecord)) as cursor:
+def receivers(connection: db.Connection) -> list[Receiver]:
+    """All that were ever served, by name."""
+    with connection.cursor(row_factory=class_row(Receiver)) as cursor:
         return cursor.execute(
             """
-            select name, last_seen_at, failing_since, error,
-                   (select count(*) from gaffer.alert_delivery d
-                     where d.receiver = name and d.delivered_at is null and d.dropped_at is null) as waiting
-              from gaffer.receiver
-             order by name
+            select r.name, r.last_seen_at, r.failing_since, r.error, count(d.id) as waiting
+              from gaffer.receiver r
+              left join gaffer.alert_delivery d
+                on d.receiver = r.name and d.delivered_at is null and d.dropped_at is null
+             group by r.name
+             order by r.name
             """
         ).fetchall()
 
 
-def unserved(connection: db.Connection) -> list[tuple[str, str]]:
-    """Jobs with the receivers that they name and that nobody has sent anything to for a day."""
-    return connection.execute(
+def unserved(connection: db.Connection) -> list[str]:
+    """The receivers that jobs name and that nobody has served for a day, as instructions."""
+    rows = connection.execute(
         """
-        select j.name, named
+        select named, min(j.name), count(*)
           from gaffer.job j
          cross join lateral jsonb_array_elements_text(
                coalesce(nullif(j.spec #> '{alerts,receivers}', 'null'), '[]')) named
          where j.retired_at is null and named <> 'log'
            and not exists (select from gaffer.receiver r
                             where r.name = named and r.last_seen_at > gaffer.clock() - interval '1 day')
-         order by j.name, named
+         group by named
+         order by named
         """
-    ).fetchall()  # type: ignore[return-value]
+    )
+    return [
+        f"job {job!r}{f' and {count - 1} more' if count > 1 else ''} names the receiver {name!r}, which no process "
+        f"that sends notices knows (the log is told); set GAFFER_RECEIVER_{name.upper()} where one runs"
+        for name, job, count in rows
+    ]
 
 
 def unpinged(connection: db.Connection, variables: Collection[str]) -> list[tuple[str, str, datetime]]:
