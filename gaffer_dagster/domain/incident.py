@@ -95,7 +95,7 @@ class Watched:
     @property
     def tick(self) -> datetime | None:
         """The earliest tick that a success is waited for."""
-        return self.late_tick or open_tick(self.next_due_at, self.schedule, self.pause)
+        return open_tick(self.late_tick or self.next_due_at, self.schedule, self.pause)
 
 
 @dataclass(frozen=True)
