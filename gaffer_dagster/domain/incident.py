@@ -96,9 +96,9 @@ class Watched:
     @property
     def tick(self) -> datetime | None:
         """The earliest tick that a success is waited for."""
-        if self.late_tick is not None or self.pause is None:  # a schedule takes long to read
-            return self.late_tick or self.next_due_at
-        return open_tick(self.next_due_at, self.schedule, self.pause)
+        tick = self.late_tick or self.next_due_at
+        # A schedule takes long to read.
+        return tick if self.pause is None else open_tick(tick, self.schedule, self.pause)
 
 
 @dataclass(frozen=True)

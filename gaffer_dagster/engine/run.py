@@ -395,8 +395,8 @@ class Run:
             now = horizon.now(connection)
             next_due_at = covered = None
             if covered_until is not None and schedule is not None:
-                past = history.of_job(connection, self.spec.name, before, runs=False)
-                next_due_at = past.next(max(before, covered_until), now)
+                past = history.of_job(connection, self.spec.name, min(before, covered_until), runs=False)
+                next_due_at = past.next(covered_until, now)
                 covered = past.count(before, covered_until, started_at=grant.granted_at)
             ending = runs.end(
                 connection,

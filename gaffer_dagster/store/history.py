@@ -25,7 +25,7 @@ def of_job(connection: db.Connection, job: str, after: datetime, *, runs: bool =
     """What is needed for the ticks later than `after`; without `runs`, only schedules and pauses."""
     return History(
         periods=_periods(connection, job, after),
-        pauses=list(_pauses(connection, job)),
+        pauses=pauses(connection, job),
         reaches=_reaches(connection, job, after) if runs else [],
     )
 
@@ -44,6 +44,11 @@ def _periods(connection: db.Connection, job: str, after: datetime) -> list[Perio
             {"job": job, "after": after},
         ).fetchall()
     return [Period(row["since_at"], schedule_from_json(row["schedule"]), row["until"]) for row in rows]
+
+
+def pauses(connection: db.Connection, job: str) -> list[Pause]:
+    """Every pause that the job ever had, in order."""
+    return list(_pauses(connection, job))
 
 
 def _pauses(connection: db.Connection, job: str) -> Iterator[Pause]:

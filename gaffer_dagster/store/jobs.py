@@ -10,9 +10,10 @@ from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from gaffer_dagster.domain.job import JobRecord
+from gaffer_dagster.domain.ledger import History, Period
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.errors import UnknownJobError
-from gaffer_dagster.store import db
+from gaffer_dagster.store import db, history
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,19 @@ def register(connection: db.Connection, spec: JobSpec, registration: Registratio
     """Makes the job known as it is now; writes nothing when nothing changed. Returns the zone data of whoever
     registered it before, if they differ. Raises `RenamedJobError`."""
     with db.refusals():
-        base = connection.execute("select gaffer.base_of_spec(%s, %s)", [spec.name, spec.hash]).fetchone()
-        assert base is not None  # noqa: S101 — one row by construction
-        next_due_at = None if spec.schedule is None else spec.schedule.next(base[0])
+        found = connection.execute(
+            "select gaffer.base_of_spec(%s, %s), gaffer.clock()", [spec.name, spec.hash]
+        ).fetchone()
+        assert found is not None  # noqa: S101 — one row by construction
+        base, now = found
+        # What was skipped in a pause stays so, though the ticks since then are looked at anew.
+        past = History([Period(base, spec.schedule)], history.pauses(connection, spec.name))
+        next_due_at = past.next(base, now)
         row = connection.execute(
             "select gaffer.register(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
             [
                 spec.name, Jsonb(spec.as_json()), spec.hash, registration.work_hash, registration.zone_data,
-                spec.alerts.grace_for(spec.schedule), spec.slots, base[0], next_due_at,
+                spec.alerts.grace_for(spec.schedule), spec.slots, base, next_due_at,
                 [spec.name, *registration.known], registration.as_new,
             ],
         ).fetchone()  # fmt: skip

@@ -262,6 +262,7 @@ class Job:
             run = oracle.Run(now, trigger, tick)
             if self.held is not None:
                 self.held.run.found_dead_at, self.held.run.outcome = now, Outcome.ABANDONED
+                self._is_over(self.held.run)
             self.told.runs.append(run)
             self.held = Held(attempt, run)
             if self.rng.random() < 0.004:  # its first batch does
@@ -271,7 +272,14 @@ class Job:
                 )
             self._go_on(self.held)
         elif attempt.grant.outcome == "failed":
-            self.told.runs.append(oracle.Run(now, trigger, tick, now, Outcome.FAILED))
+            run = oracle.Run(now, trigger, tick, now, Outcome.FAILED)
+            self.told.runs.append(run)
+            self._is_over(run)
+
+    def _is_over(self, run: oracle.Run) -> None:
+        run.passes_before = len(self.life.told.passes)
+        if run.counts:
+            self.told.over.append(run)
 
     def _go_on(self, held: Held) -> None:
         rng, mood, timeout = self.rng, MOODS[self.mood], self.version.spec.limits.timeout
@@ -318,12 +326,12 @@ class Job:
                 covers = None
             next_due_at = None
             if covers is not None:
-                past = history.of_job(connection, self.name, before, runs=False)
-                next_due_at = past.next(max(before, covers), now)
+                past = history.of_job(connection, self.name, min(before, covers), runs=False)
+                next_due_at = past.next(covers, now)
             oldest = None
             if outcome is Outcome.CAPPED and not self.is_rows:
                 oldest = covers or before
-            with suppress(UnknownJobError):  # its row was deleted
+            try:
                 ending = protocol.end(
                     connection,
                     held.attempt.lease,
@@ -333,18 +341,19 @@ class Job:
                     next_due_at=next_due_at,
                     oldest_due_at=oldest,
                     held_by=held_by,
-                    follow_up_at=None,
                 )
-                if ending.result == "wanted":
-                    looked_at, wanted_at = now, ending.wanted_at
-                    continue
-                self.life.note(self, "ended", outcome, ending.result, "covers", covers, "held by", held_by)
-                if ending.result == "ended":
-                    self.held = None
-                    run.ended_at, run.outcome, run.covers = now, outcome, covers
-                    run.oldest_due_at, run.held_by = oldest, held_by
-                    run.passes_before = len(self.life.told.passes)
-            return
+            except UnknownJobError:  # another took over, and its row was deleted since
+                db.roll_back(connection)
+                return
+            if ending.result != "wanted":
+                break
+            looked_at, wanted_at = now, ending.wanted_at
+        self.life.note(self, "ended", outcome, ending.result, "covers", covers, "held by", held_by)
+        if ending.result == "ended":
+            self.held = None
+            run.ended_at, run.outcome, run.covers = now, outcome, covers
+            run.oldest_due_at, run.held_by = oldest, held_by
+            self._is_over(run)
 
     # ── what people do ──
 
@@ -521,7 +530,8 @@ class Life:
                 elif isinstance(deed, _Watching):
                     self.at(self.down_until + self.rng.random() * deed.watcher.interval, deed)
                 continue
-            self._set(at)
+            # A pass may be at the very instant of something else; two deeds are not.
+            self._set(at if at > self.now or isinstance(deed, _Watching) else self.now + timedelta(microseconds=1))
             deed()
         self._compare_all()
 
@@ -551,7 +561,7 @@ class Life:
             job = self.rng.choice(self.jobs)
             following = max(self.now + SECOND, self.near(job, following))
         self.at(following, _Watching(self, watcher))
-        if self.forgets and self.rng.random() < 0.3:
+        if self.rng.random() < 0.3 and self.forgets:
             self.control.execute("delete from gaffer.job_runs where ended_at is not null")
         jobs_here = [job.name for job in self.jobs if watcher.name in job.listed_by and job.told.versions]
         if self.rng.random() < 0.02:
@@ -566,7 +576,7 @@ class Life:
             (("job", finding.job) if finding.watch is None else ("watch", finding.watch), finding.kind): finding.since
             for finding in report.findings
         }
-        self._same(found, self.told.truth(self.now), "found")
+        self._same(found, self.told.truth, "found")
         self._same(self._opened(), {_row(incident) for incident in opened}, "left open")
 
     def _killed_pass(self, watcher: WatchLoop, jobs_here: list[str]) -> None:

@@ -108,11 +108,13 @@ class Pass:
 
 @dataclass
 class Job:
-    """All that ever happened to a job, in the order in which it happened."""
+    """All that ever happened to a job, in the order in which it happened. `over`: the runs whose end is known and which
+    count."""
 
     name: str
     versions: list[Version] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
+    over: list[Run] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
     retired_at: datetime | None = None
 
@@ -198,16 +200,10 @@ class Job:
 
     # ── what runs left ──
 
-    def _over(self) -> list[Run]:
-        """The runs that count and are over, in the order in which that was learnt."""
-        over = [run for run in self.runs if run.counts and run.over_at is not None]
-        # Found dead by a run that ended at the same instant: first the dead one.
-        return sorted(over, key=lambda run: (run.over_at, run.ended_at is not None))
-
     def failures(self) -> datetime | None:
         times: list[datetime] = []
         ticks: set[datetime] = set()
-        for run in self._over():
+        for run in self.over:
             assert run.over_at is not None
             if run.outcome in _WORKED:
                 times, ticks = [], set()
@@ -219,7 +215,7 @@ class Job:
 
     def capped(self) -> datetime | None:
         times: list[datetime] = []
-        for run in self._over():
+        for run in self.over:
             assert run.over_at is not None
             if run.outcome is Outcome.CAPPED:
                 times.append(run.over_at)
@@ -230,7 +226,7 @@ class Job:
 
     def backlog(self) -> datetime | None:
         since: datetime | None = None
-        for run in self._over():
+        for run in self.over:
             if run.outcome in _DONE:
                 since = None
             elif run.outcome is Outcome.CAPPED:
@@ -240,7 +236,7 @@ class Job:
 
     def stalled(self) -> datetime | None:
         since: datetime | None = None
-        for run in self._over():
+        for run in self.over:
             if run.outcome in _WORKED:
                 since = None if run.held_by is None else since or run.started_at
         return None if since is None else max(since + self.spec.alerts.stalled, self.rules_at)
@@ -342,11 +338,18 @@ class World:
     jobs: dict[str, Job] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
     incidents: list[Incident] = field(default_factory=list)
+    truth: dict[tuple[Subject, Kind], datetime] = field(default_factory=dict)
+    """What was wrong at the last pass, and since when."""
+    _lists: list[tuple[int, Pass]] = field(default_factory=list)
 
     def look(self, watch: str, at: datetime, every: timedelta | None, jobs: Iterable[str]) -> list[Incident]:
         """A pass: what is open once it is over."""
-        self.passes.append(Pass(at, watch, every, frozenset(jobs)))
-        truth = self.truth(at)
+        seen = Pass(at, watch, every, frozenset(jobs))
+        last = [each for each in self.passes if each.watch == watch][-1:]
+        if not last or last[0].jobs != seen.jobs:  # one that says the same as before makes none appear or vanish
+            self._lists.append((len(self.passes), seen))
+        self.passes.append(seen)
+        truth = self.truth = self._truth(at)
         for incident in self.opened:
             if (incident.subject, incident.kind) not in truth:
                 incident.resolved_at = at
@@ -363,8 +366,7 @@ class World:
     def opened(self) -> list[Incident]:
         return [incident for incident in self.incidents if incident.resolved_at is None]
 
-    def truth(self, now: datetime) -> dict[tuple[Subject, Kind], datetime]:
-        """What is wrong at this instant, and since when."""
+    def _truth(self, now: datetime) -> dict[tuple[Subject, Kind], datetime]:
         found: dict[tuple[Subject, Kind], datetime] = {}
         gaps = list(self.gaps())
         for job in self.jobs.values():
@@ -387,16 +389,14 @@ class World:
     def vanished_at(self, job: Job) -> datetime | None:
         lists: dict[str, bool] = {}  # who listed it when they looked last
         at: datetime | None = None
-        worked = {run.passes_before for run in job.runs if run.counts and run.outcome in _WORKED}
-        for number, seen in enumerate(self.passes):
-            if number in worked:
-                at = None
+        worked = [run.passes_before for run in job.runs if run.counts and run.outcome in _WORKED]
+        for number, seen in self._lists:
             before, lists[seen.watch] = lists.get(seen.watch, False), job.name in seen.jobs
             if lists[seen.watch]:
                 at = None
             elif before and not any(lists.values()):
-                at = seen.at
-        return None if len(self.passes) in worked else at
+                at = None if any(later is not None and later > number for later in worked) else seen.at
+        return at
 
     def _wants_reminder(self, incident: Incident, at: datetime) -> bool:
         kind, name = incident.subject

@@ -106,18 +106,19 @@ declare
     v_now timestamptz := gaffer.clock();
     v_job gaffer.job;
     v_settled timestamptz;
-    v_replaced_at timestamptz;
+    v_newest gaffer.job_spec;
 begin
     select * into v_job from gaffer.job where name = p_job;
     if not found or not exists (select from gaffer.job_spec where job = p_job and spec_hash = p_spec_hash) then
         return v_now;
     end if;
     v_settled := least(greatest(v_job.first_seen_at, v_job.covered_until, v_job.skipped_until), v_now);
+    select * into v_newest from gaffer.job_spec where job = p_job order by id desc limit 1;
     if v_job.spec_hash = p_spec_hash then
-        return v_settled;
+        return greatest(v_settled, v_newest.since_at);
     end if;
-    select registered_at into v_replaced_at from gaffer.job_spec where job = p_job order by id desc limit 1;
-    return case when v_replaced_at > v_now - interval '1 hour' then greatest(v_settled, v_replaced_at) else v_now end;
+    return case when v_newest.registered_at > v_now - interval '1 hour'
+                then greatest(v_settled, v_newest.registered_at) else v_now end;
 end $$;
 
 -- Makes the job known as it is now; writes nothing when nothing changed. Returns the zone data of whoever registered
@@ -578,9 +579,11 @@ begin
         elsif p_outcome <> 'interrupted' then
             perform gaffer.count_failure(p_job, v_run.tick, v_now);
         end if;
+        -- Of ticks that were skipped as late, those that it did not reach are still missed.
         update gaffer.job
-           set covered_until = p_covered_until, next_due_at = p_next_due_at,
-               late_tick = case when late_tick > p_covered_until then late_tick end
+           set covered_until = p_covered_until,
+               next_due_at = case when p_next_due_at <= skipped_until then next_due_at else p_next_due_at end,
+               late_tick = case when p_next_due_at <= skipped_until then p_next_due_at end
          where name = p_job and p_covered_until > coalesce(covered_until, '-infinity');
     end if;
     perform gaffer.note_work(p_job, v_run.started_at, v_now);

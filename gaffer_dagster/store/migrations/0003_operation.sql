@@ -26,7 +26,9 @@ begin
     update gaffer.job
        set paused_at = v_now, paused_until = p_until, paused_by = p_by, pause_reason = p_reason,
            next_due_at = case when next_due_at >= paused_at and next_due_at < least(v_now, paused_until)
-                              then p_next_tick else next_due_at end
+                              then p_next_tick else next_due_at end,
+           late_tick = case when late_tick >= paused_at and late_tick < least(v_now, paused_until)
+                            then case when p_next_tick <= skipped_until then p_next_tick end else late_tick end
      where name = p_job;
     if not found then
         raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
@@ -57,7 +59,9 @@ begin
        set paused_at = null, paused_until = null, paused_by = null, pause_reason = null,
            next_due_at = case when next_due_at >= v_job.paused_at
                                    and next_due_at < least(v_now, v_job.paused_until)
-                              then p_next_tick else next_due_at end
+                              then p_next_tick else next_due_at end,
+           late_tick = case when late_tick >= v_job.paused_at and late_tick < least(v_now, v_job.paused_until)
+                            then case when p_next_tick <= skipped_until then p_next_tick end else late_tick end
      where name = p_job;
     insert into gaffer.operator_action (job, action, at, by, reason) values (p_job, 'resume', v_now, p_by, p_reason);
     return true;
