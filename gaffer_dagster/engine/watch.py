@@ -61,6 +61,13 @@ def examine(connection: db.Connection) -> Report:
         return _find(connection, horizon.now(connection))[1]
 
 
+def examine_job(connection: db.Connection, job: str) -> Sequence[Finding]:
+    """What a pass would find of this job; leaves no trace."""
+    with db.impatient(connection):
+        now, gaps = horizon.now(connection), alerts.gaps(connection)
+        return [found for each in alerts.watched(connection, now, job) for found in findings(each, now, gaps)]
+
+
 def _find(connection: db.Connection, now: datetime) -> tuple[dict[str, Watched], Report]:
     """The jobs that were judged, and what is wrong."""
     gaps = alerts.gaps(connection)
