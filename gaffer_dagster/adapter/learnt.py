@@ -63,7 +63,9 @@ def learn(
         mark = learnt.mark(connection, watch)
     if mark is None:
         return Learnt()
-    since = max(mark.first_seen_at, min(mark.learnt_until or mark.first_seen_at, mark.now - _OVERLAP))
+    since = mark.learnt_until or mark.first_seen_at
+    if since > mark.now:  # the clock ran ahead for a while
+        since = mark.now - _OVERLAP
     by_key = {job.key: job for job in found}
     ended, until = _page_through(instance, since, None, [dg.DagsterRunStatus.FAILURE])
     timeouts = [job.spec.limits.timeout for job in found]
@@ -78,7 +80,7 @@ def learn(
     ]
     result = _tell(instance, connection, over)
     with db.impatient(connection):
-        learnt.note(connection, watch, until or mark.now - _OVERLAP)
+        learnt.note(connection, watch, until or max(mark.first_seen_at, mark.now - _OVERLAP))
     return result
 
 

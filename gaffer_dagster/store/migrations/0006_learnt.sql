@@ -35,9 +35,9 @@ begin
         return null;
     end if;
     -- It may be learnt after runs of later ticks, which counted.
-    v_counted_once := p_tick < v_job.failed_tick and exists (
+    v_counted_once := p_tick = v_job.failed_tick or (p_tick < v_job.failed_tick and exists (
         select from gaffer.job_runs
-         where job = p_job and tick = p_tick and outcome in ('failed', 'timed_out', 'lost_lease', 'abandoned'));
+         where job = p_job and tick = p_tick and outcome in ('failed', 'timed_out', 'lost_lease', 'abandoned')));
     insert into gaffer.job_runs (job, slot, owner, dagster_run_id, trigger, tick, spec_hash, started_at, ended_at,
                                  outcome, error)
     values (p_job, 0, 'dagster', p_dagster_run_id, p_trigger, p_tick, p_spec_hash, v_started_at, v_ended_at,
