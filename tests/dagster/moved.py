@@ -141,13 +141,16 @@ class Location:
         with self.it_is(when):
             list(QueuedRunCoordinatorDaemon(interval_seconds=5).run_iteration(self.workspace))
 
-    def launch(self, when: datetime, job: str, assets: Sequence[str] = ()) -> str:
+    def launch(
+        self, when: datetime, job: str, assets: Sequence[str] = (), *, checks: Sequence[dict[str, Any]] = ()
+    ) -> str:
         """Launches a job as the webserver does (`__ASSET_JOB` is the "Materialize" button's); the run's id."""
         selector = {
             "repositoryLocationName": self.name,
             "repositoryName": "__repository__",
             "jobName": job,
             **({"assetSelection": [{"path": asset.split("/")} for asset in assets]} if assets else {}),
+            **({"assetSelection": [], "assetCheckSelection": list(checks)} if checks else {}),
         }
         params = {"selector": selector, "mode": "default", "runConfigData": {}}
         with self.it_is(when):
