@@ -20,7 +20,7 @@ import dagster as dg
 from gaffer_dagster.adapter.resource import GafferResource, resource_of
 from gaffer_dagster.domain.alert import Kind, Severity
 from gaffer_dagster.domain.incident import Alert, Finding
-from gaffer_dagster.domain.notice import wrong
+from gaffer_dagster.domain.notice import explained
 from gaffer_dagster.engine.watch import examine_job
 from gaffer_dagster.store import db
 
@@ -44,7 +44,7 @@ def evaluations(key: dg.AssetKey, found: Sequence[Alert | Finding]) -> Iterator[
             name,
             passed=not here,
             severity=dg.AssetCheckSeverity.ERROR if is_error or not here else dg.AssetCheckSeverity.WARN,
-            description="; ".join(wrong(each) for each in here) or description,
+            description="; ".join(explained(each.kind, each.details) for each in here) or description,
             metadata=_metadata(here),
             blocking=False,
         )
@@ -56,7 +56,7 @@ def _metadata(found: Sequence[Alert | Finding]) -> Mapping[str, Any]:
     return {
         "gaffer/kind": ", ".join(str(each.kind) for each in found),
         "gaffer/since": dg.MetadataValue.timestamp(_since(found[0])),
-        "gaffer/why": "; ".join(wrong(each) for each in found),
+        "gaffer/why": "; ".join(explained(each.kind, each.details) for each in found),
     }
 
 

@@ -19,11 +19,10 @@ from gaffer_dagster.adapter.assets import JOB_TAG, GafferJob
 from gaffer_dagster.adapter.resource import GafferResource
 from gaffer_dagster.domain.alert import Kind
 from gaffer_dagster.domain.incident import Alert
-from gaffer_dagster.engine.deliver import deliver
+from gaffer_dagster.engine import heartbeat
 from gaffer_dagster.engine.log import wrap
-from gaffer_dagster.engine.receivers import receivers_from
 from gaffer_dagster.engine.registry import register_all
-from gaffer_dagster.engine.watch import Watcher, look
+from gaffer_dagster.engine.watch import HEARTBEAT, Report, Watcher, look, speak
 from gaffer_dagster.errors import RenamedJobError
 from gaffer_dagster.store import alerts, db, jobs
 
@@ -31,9 +30,9 @@ NAME = "gaffer_watch"
 _EVERY = timedelta(seconds=30)
 # A run that was asked for and has not begun after this is asked for again; Dagster takes each key once.
 _AGAIN = timedelta(minutes=10)
-# Dagster cuts an evaluation after 60 s. What is left is delivered by the next one, or by another watch.
-_BUDGET = timedelta(seconds=40)
-_SENDING = timedelta(seconds=20)
+# Dagster cuts an evaluation after 60 s, and what is sent last may take another twenty. What is left is delivered by the
+# next evaluation, or by another watch.
+_BUDGET = timedelta(seconds=30)
 _FEW = 3
 _WORDS = {
     Kind.ABSENCE: "overdue",
@@ -61,7 +60,7 @@ class _Tick:
     opened: list[Alert] = field(default_factory=list[Alert])
     learnt: list[str] = field(default_factory=list[str])
     sent: int = 0
-    undelivered: set[str] = field(default_factory=set[str])
+    problems: list[str] = field(default_factory=list[str])
     failed: list[Exception] = field(default_factory=list[Exception])
 
 
@@ -74,18 +73,21 @@ def watch_of(
         ends = time.monotonic() + _BUDGET.total_seconds()
         tick = _Tick(checks.read(context.cursor))
         with ExitStack() as stack:
-            connections: dict[str, db.Connection] = {}
+            passes: dict[str, tuple[db.Connection, Report | None]] = {}
             for name, resource in databases.items():
                 here = [job for job in found if job.database == name]
                 if here and resource is not None:
                     with _heard(context, name, tick):
-                        connection = db.connect(resource.url(), application_name="gaffer:watch")
-                        connections[name] = stack.enter_context(connection)
-                        _pass(context, name, connection, here, targets, tick)
-            for name, connection in connections.items():  # a slow receiver must not hold up a pass
+                        connection = stack.enter_context(db.connect(resource.url(), application_name="gaffer:watch"))
+                        passes[name] = connection, _pass(context, name, connection, here, targets, tick)
+            for name, (connection, report) in passes.items():  # a slow receiver must not hold up a pass
                 with _heard(context, name, tick):
                     left = timedelta(seconds=max(0.0, ends - time.monotonic()))
-                    _deliver(context, connection, min(left, _SENDING), tick)
+                    attended = speak(connection, report, os.environ, wrap(context.log), budget=left)
+                    tick.sent += attended.sent
+                    tick.problems += attended.problems
+            if not tick.failed and all(report is not None for _, report in passes.values()):
+                heartbeat.beat(HEARTBEAT, os.environ, wrap(context.log))
         events = [*tick.reports, *tick.checks]
         if tick.failed and not (tick.requests or events):  # which would be lost
             raise tick.failed[0]
@@ -126,7 +128,7 @@ def _pass(
     found: Sequence[GafferJob],
     targets: Mapping[str, Any],
     tick: _Tick,
-) -> None:
+) -> Report | None:
     refused = _make_known(context, connection, found)
     origin = context.code_location_origin
     location = None if origin is None else origin.location_name
@@ -136,7 +138,8 @@ def _pass(
         told = learnt.learn(context.instance, connection, found, watcher.name, location)
         tick.learnt += [dead.job for dead in told.dead]
         tick.reports += [event for events in told.reports.values() for event in events]
-    if look(connection, watcher) is None:
+    report = look(connection, watcher)
+    if report is None:
         context.log.info(f"database {database!r}: another pass is going on")
     with db.impatient(connection):
         opened = alerts.opened(connection)
@@ -147,20 +150,15 @@ def _pass(
     tick.checks += checks.changes(shown, keys, opened, {*told.reports, *(dead.job for dead in told.dead)})
     tick.requests += _follow_up(context, connection, found, targets)
     if refused is not None:
-        raise refused
+        context.log.error(f"database {database!r}: {refused}")
+        tick.failed.append(refused)
+    return report
 
 
 def _name(location: str | None, repository: str | None) -> str:
     """Of the watch: the same after each restart."""
     parts = [location, None if repository == "__repository__" else repository]  # the only one has this name
     return f"dagster:{'/'.join(part for part in parts if part)}"
-
-
-def _deliver(context: dg.SensorEvaluationContext, connection: db.Connection, budget: timedelta, tick: _Tick) -> None:
-    log = wrap(context.log)
-    delivered = deliver(connection, receivers_from(os.environ, log), log, budget=budget)
-    tick.sent += delivered.sent
-    tick.undelivered.update(delivered.failed)
 
 
 def _words(tick: _Tick, count: int) -> str:
@@ -177,8 +175,7 @@ def _words(tick: _Tick, count: int) -> str:
         said.append(f"{_number(len(tick.reports), 'run')} reported late")
     if tick.sent:
         said.append(f"{_number(tick.sent, 'notice')} sent")
-    if tick.undelivered:
-        said.append(f"{_few(sorted(tick.undelivered))} could not be told")
+    said += tick.problems
     said += [db.primary_message(error) for error in tick.failed]
     return "; ".join(said)
 
