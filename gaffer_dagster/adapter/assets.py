@@ -18,8 +18,9 @@ from weakref import WeakKeyDictionary
 
 import dagster as dg
 
-from gaffer_dagster.adapter import metadata
-from gaffer_dagster.adapter.resource import GafferResource
+from gaffer_dagster.adapter import checks, metadata
+from gaffer_dagster.adapter.freshness import policy_of
+from gaffer_dagster.adapter.resource import GafferResource, resource_of
 from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds
 from gaffer_dagster.domain.due import Due
@@ -29,6 +30,7 @@ from gaffer_dagster.domain.spec import JobSpec, work_hash
 from gaffer_dagster.engine.registry import Definition
 from gaffer_dagster.engine.run import Work
 from gaffer_dagster.errors import BadSpecError, GafferWarning
+from gaffer_dagster.store import db
 
 POOL = "gaffer/{job}"
 JOB_TAG = "gaffer/job"
@@ -44,6 +46,10 @@ class GafferJob:
     description: str | None
     known: set[str] = field(default_factory=set[str])
     """The jobs that it is defined together with, filled in by `build_definitions`."""
+
+    @property
+    def key(self) -> dg.AssetKey:
+        return dg.AssetKey(self.spec.name.split("/"))
 
     @property
     def definition(self) -> Definition:
@@ -120,8 +126,9 @@ def gaffer_asset(
             exclusion,
             max_late,
         )
+        now = datetime.now(timezone.utc)
         if schedule is not None:
-            said = lint(schedule, datetime.now(timezone.utc), job=spec.name, timeout=spec.limits.timeout)
+            said = lint(schedule, now, job=spec.name, timeout=spec.limits.timeout)
             for warning in said.warnings:
                 warnings.warn(f"job {spec.name!r}: {warning}", GafferWarning, stacklevel=2)
         job = GafferJob(spec, work, database, description or getattr(work, "__doc__", None))
@@ -137,6 +144,7 @@ def gaffer_asset(
             metadata=metadata,
             kinds=set(kinds) if kinds is not None else {"postgres"},
             code_version=code_version,
+            freshness_policy=policy_of(spec, now),
             op_tags=op_tags,
             required_resource_keys={database, *(required_resource_keys or ())},
             pool=POOL.format(job=spec.name),
@@ -166,11 +174,7 @@ def _check_function(work: object) -> None:
 def _materialize(
     context: dg.AssetExecutionContext, job: GafferJob
 ) -> Iterator[dg.MaterializeResult[Any] | dg.AssetObservation]:
-    resource = getattr(context.resources, job.database)
-    if not isinstance(resource, GafferResource):
-        raise BadSpecError(
-            f"job {job.spec.name!r}: the resource {job.database!r} is a {type(resource).__name__}, not a GafferResource"
-        )
+    resource = resource_of(context.resources, job.database, job.spec.name)
     run = None
     try:
         with resource.run(job.spec, work_hash=job.definition.work_hash, known=job.known) as run:
@@ -178,6 +182,7 @@ def _materialize(
     except Exception:
         if run is not None and run.record is not None:
             yield dg.AssetObservation(context.asset_key, metadata=metadata.of_run(run.record))
+            _show(context, job, resource)
         raise
     if run.record is not None and run.record.batches:
         yield dg.MaterializeResult(metadata={**metadata.of_function(run.metadata), **metadata.of_run(run.record)})
@@ -186,3 +191,13 @@ def _materialize(
         told = {"gaffer/outcome": str(run.outcome)} if run.record is None else metadata.of_run(run.record)
         yield dg.AssetObservation(context.asset_key, metadata=told)
     run.reported()
+    if not run.outcome.did_not_work:
+        _show(context, job, resource)
+
+
+def _show(context: dg.AssetExecutionContext, job: GafferJob, resource: GafferResource) -> None:
+    """The checks of the job as they are after this run, which is over: nothing may fail it any more."""
+    try:
+        checks.report(context.instance, resource, job.spec.name, job.key)
+    except Exception as error:
+        context.log.warning(f"the checks of {job.spec.name} are not shown anew: {db.primary_message(error)}")

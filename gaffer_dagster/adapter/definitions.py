@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from gaffer_dagster.adapter import assets, schedules, sensors
+from gaffer_dagster.adapter import assets, checks, schedules, sensors
 from gaffer_dagster.adapter.assets import GafferJob
 from gaffer_dagster.adapter.resource import GafferResource
 from gaffer_dagster.database import LOCAL
@@ -25,7 +25,8 @@ def build_definitions(
     resource: GafferResource | None = None,
     resources: Mapping[str, GafferResource] | None = None,
 ) -> dg.Definitions:
-    """The assets, a job for each (run in one process), a running schedule for each that has one, and one sensor.
+    """The assets with their checks, a job for each (run in one process), a running schedule for each that has one, and
+    one sensor.
 
     Call it once for a code location, with all its jobs, and merge the result with `dg.Definitions.merge`. `resource`
     is the database under the key `gaffer`; `resources` are several, each job naming its own with `database=`.
@@ -46,7 +47,7 @@ def build_definitions(
         name = _dagster_name(job.spec.name)
         dagster_job = dg.define_asset_job(  # pyright: ignore[reportUnknownMemberType] — Dagster's own annotation
             f"{name}_job",
-            selection=[asset],
+            selection=dg.AssetSelection.assets(asset).without_checks(),
             description=job.description,
             executor_def=dg.in_process_executor,
             run_tags={
@@ -60,6 +61,7 @@ def build_definitions(
             dagster_schedules.append(schedule)
     return dg.Definitions(
         assets=list(jobs),
+        asset_checks=[_checks_of(job) for job in found],
         jobs=list(targets.values()),
         schedules=dagster_schedules,
         sensors=[sensors.watch_of(found, targets, databases)] if found else [],
@@ -106,6 +108,10 @@ def _check(jobs: list[GafferJob], databases: Mapping[str, GafferResource | None]
                 f"job {job.spec.name!r} wants the resource {job.database!r}; build_definitions was given "
                 f"{', '.join(sorted(databases)) or 'none'}"
             )
+
+
+def _checks_of(job: GafferJob) -> dg.AssetChecksDefinition:
+    return checks.checks_of(job.spec.name, job.key, job.database, f"gaffer_checks_of_{_dagster_name(job.spec.name)}")
 
 
 def _dagster_name(job: str) -> str:

@@ -7,7 +7,7 @@ it, so everything that must be undone lives in the op's body.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -19,7 +19,7 @@ from gaffer_dagster import database
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.run import Run, open_run
-from gaffer_dagster.errors import BadInputError
+from gaffer_dagster.errors import BadInputError, BadSpecError
 
 TICK_TAG = "gaffer/tick"
 _SCHEDULE_TAG = "dagster/schedule_name"
@@ -66,6 +66,14 @@ class GafferResource(dg.ConfigurableResource[Any]):
             yield run
 
 
+def resource_of(resources: Any, database: str, job: str) -> GafferResource:
+    """The resource that a job is to use. Raises `BadSpecError` where another one has its key."""
+    found = getattr(resources, database)
+    if not isinstance(found, GafferResource):
+        raise BadSpecError(f"job {job!r}: the resource {database!r} is a {type(found).__name__}, not a GafferResource")
+    return found
+
+
 def _current_context() -> dg.OpExecutionContext | dg.AssetExecutionContext | None:
     try:
         return dg.AssetExecutionContext.get()
@@ -73,11 +81,16 @@ def _current_context() -> dg.OpExecutionContext | dg.AssetExecutionContext | Non
         return None
 
 
+def trigger_of(tags: Mapping[str, str]) -> str:
+    """What started a run of Dagster's, by its tags."""
+    return "schedule" if _SCHEDULE_TAG in tags else "sensor" if _SENSOR_TAG in tags else "manual"
+
+
 def _from_dagster(context: dg.OpExecutionContext | dg.AssetExecutionContext) -> dict[str, Any]:
     tags = context.run.tags
     tick = tags.get(TICK_TAG)
     return {
-        "trigger": "schedule" if _SCHEDULE_TAG in tags else "sensor" if _SENSOR_TAG in tags else "manual",
+        "trigger": trigger_of(tags),
         "tick": None if tick is None else datetime.fromisoformat(tick),
         "dagster_run_id": context.run.run_id,
         # A step process outlives its killed run; whoever lost his parent must not go on. An ephemeral instance

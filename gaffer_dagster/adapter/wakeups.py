@@ -17,9 +17,9 @@ from zoneinfo import ZoneInfo
 
 from gaffer_dagster.domain.schedule import ClockChange, Schedule, clock_changes
 
-_AHEAD = timedelta(days=3653)
+AHEAD = timedelta(days=3653)
 # The daemon walks on from where it stopped: over changes that are past, if it was down for long.
-_BEHIND = timedelta(days=366)
+BEHIND = timedelta(days=366)
 _MINUTE = timedelta(minutes=1)
 _HOUR = timedelta(hours=1)
 
@@ -45,7 +45,7 @@ def wake_up(schedule: Schedule, now: datetime) -> WakeUp:
     A code location is loaded anew at each deployment, and this is asked again. In a process that outlives the ten
     years, a tick at an offset from UTC that its zone did not have before is met by the wake-up after it.
     """
-    changes = clock_changes(schedule.timezone, now - _BEHIND, now + _AHEAD)
+    changes = clock_changes(schedule.timezone, now - BEHIND, now + AHEAD)
     why = _fault(schedule, changes)
     if why:
         return WakeUp(_crons(_minutes(schedule, now, changes)), "UTC", is_plain=False, why=why)
@@ -105,11 +105,12 @@ def _crons(minutes: Collection[int]) -> str | list[str]:
         by_hour[minute // 60].append(minute % 60)
     alike: defaultdict[str, list[int]] = defaultdict(list)
     for hour, within in by_hour.items():
-        alike[_field(within, 60)].append(hour)
-    return _one_or_list([f"{within} {_field(hours, 24)} * * *" for within, hours in alike.items()])
+        alike[cron_field(within, 60)].append(hour)
+    return _one_or_list([f"{within} {cron_field(hours, 24)} * * *" for within, hours in alike.items()])
 
 
-def _field(values: Sequence[int], size: int) -> str:
+def cron_field(values: Sequence[int], size: int) -> str:
+    """The field of a cron that lists these values, rising, of `size` that there are."""
     for step in range(1, size // 2 + 1):
         if values == list(range(0, size, step)):
             return "*" if step == 1 else f"*/{step}"

@@ -7,6 +7,7 @@ whoever passes next.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -61,6 +62,13 @@ def examine(connection: db.Connection) -> Report:
         return _find(connection, horizon.now(connection))[1]
 
 
+def examine_job(connection: db.Connection, job: str) -> Sequence[Finding]:
+    """What a pass would find of this job; leaves no trace."""
+    with db.impatient(connection):
+        now, gaps = horizon.now(connection), alerts.gaps(connection)
+        return [found for each in alerts.watched(connection, now, job) for found in findings(each, now, gaps)]
+
+
 def _find(connection: db.Connection, now: datetime) -> tuple[dict[str, Watched], Report]:
     """The jobs that were judged, and what is wrong."""
     gaps = alerts.gaps(connection)
@@ -91,16 +99,31 @@ class Attended:
 
 def attend(connection: db.Connection, watcher: Watcher, environment: Mapping[str, str], log: Log) -> Attended:
     """A pass, and what follows from it: the notices are sent (also those that others have left), and heartbeats."""
-    report = look(connection, watcher)
+    attended = speak(connection, look(connection, watcher), environment, log)
+    if attended.report is not None:
+        heartbeat.beat(HEARTBEAT, environment, log)
+    return attended
+
+
+def speak(
+    connection: db.Connection,
+    report: Report | None,
+    environment: Mapping[str, str],
+    log: Log,
+    *,
+    budget: timedelta = timedelta(seconds=30),
+) -> Attended:
+    """What follows from a pass, but for the watch's own heartbeat. The last of what is sent may outlast the budget."""
+    ends = time.monotonic() + budget.total_seconds()
     receivers = receivers_from(environment, log)
-    delivered = deliver(connection, receivers, log)
+    delivered = deliver(connection, receivers, log, budget=2 * budget / 3)
     problems = list(() if report is None else report.problems)
     problems += [each.reason for each in receivers if isinstance(each, Unusable)]
     problems += [f"receiver {name} did not take a message; see: gaffer alerts list" for name in delivered.failed]
     problems += deliveries.unserved(connection)
     if report is not None:
-        heartbeat.beat_for_jobs(connection, environment, log)
-        heartbeat.beat(HEARTBEAT, environment, log)
+        left = timedelta(seconds=max(0.0, ends - time.monotonic()))
+        heartbeat.beat_for_jobs(connection, environment, log, budget=left)
     for problem in problems:
         log.error("not told", why=problem)
     return Attended(report, delivered.sent, problems)

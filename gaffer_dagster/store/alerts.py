@@ -20,8 +20,8 @@ def begin_pass(connection: db.Connection, watch: str, every: timedelta | None, j
     return None if row is None else row[0]
 
 
-def watched(connection: db.Connection, now: datetime) -> list[Watched]:
-    """The jobs with which something may be wrong, or was: by their rows alone, whatever the history."""
+def watched(connection: db.Connection, now: datetime, job: str | None = None) -> list[Watched]:
+    """The jobs (or this one) with which something may be wrong, or was: by their rows alone, whatever the history."""
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(
             """
@@ -34,15 +34,16 @@ def watched(connection: db.Connection, now: datetime) -> list[Watched]:
               from gaffer.job j
               left join gaffer.job_runs r on r.job = j.name and r.slot = 0 and r.outcome = 'running'
               left join gaffer.job_lease l on l.job = r.job and l.slot = r.slot and l.lease_id = r.lease_id
-             where (j.retired_at is null
+             where (%(job)s::text is null or j.name = %(job)s)
+               and ((j.retired_at is null
                     and (coalesce(j.late_tick, j.next_due_at) + j.grace <= %(now)s or j.paused_at is not null
                          or j.consecutive_failures > 0 or j.consecutive_capped > 0 or j.due_since is not null
                          or j.held_since is not null or j.parked > 0 or j.taken_over_at <> '{}'
                          or j.returned_at <> '{}' or j.vanished_at is not null))
-                or exists (select from gaffer.alert a where a.job = j.name and a.resolved_at is null)
+                or exists (select from gaffer.alert a where a.job = j.name and a.resolved_at is null))
              order by j.name
             """,
-            {"now": now},
+            {"now": now, "job": job},
         ).fetchall()
     return [_watched(row) for row in rows]
 

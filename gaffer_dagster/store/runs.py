@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -75,4 +76,18 @@ def history(connection: db.Connection, job: str | None, limit: int) -> list[RunR
         return cursor.execute(
             _SELECT + "where %(job)s::text is null or job = %(job)s order by id desc limit %(limit)s",
             {"job": job, "limit": limit},
+        ).fetchall()
+
+
+def unreported(connection: db.Connection, dagster_run_ids: Sequence[str]) -> list[RunRecord]:
+    """Of these runs of Dagster's the ones that committed something and ended well, if nobody else has reported them."""
+    with connection.cursor(row_factory=class_row(RunRecord)) as cursor:
+        return cursor.execute(
+            _SELECT
+            + """
+             where dagster_run_id = any(%s) and batches > 0 and outcome in ('succeeded', 'partial', 'capped')
+               and reported_at is null
+             order by id
+            """,
+            [list(dagster_run_ids)],
         ).fetchall()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -32,9 +32,11 @@ from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import Queued
 from dagster._daemon.sensor import execute_sensor_iteration
 from dagster._scheduler.scheduler import ScheduleIterationTimes, launch_scheduled_runs
 from dagster._utils.schedules import has_nonzero_minute_offset
+from dagster_graphql.test.utils import execute_dagster_graphql
 
 import gaffer_dagster as gd
 from gaffer_dagster.testing import Clock
+from tests.dagster.deployment import LAUNCH
 
 SEED = 4711
 MINUTE = timedelta(minutes=1)
@@ -49,8 +51,10 @@ def at(text: str) -> datetime:
 
 
 @contextmanager
-def instance_in(folder: Path, *, queued: bool = False) -> Iterator[dg.DagsterInstance]:
-    """An instance that executes runs in this process, at once or when they come out of the queue."""
+def instance_in(
+    folder: Path, *, queued: bool = False, launcher: dict[str, Any] | None = None
+) -> Iterator[dg.DagsterInstance]:
+    """An instance that executes runs in this process, at once or when they come out of the queue, or has `launcher`."""
     # One file for the events of all runs: making one for each takes longer than a run.
     events = {
         "module": "dagster._core.storage.event_log",
@@ -60,10 +64,10 @@ def instance_in(folder: Path, *, queued: bool = False) -> Iterator[dg.DagsterIns
     with (
         _migrations_kept(),
         dg.instance_for_test(
-            overrides={"event_log_storage": events},
+            overrides={"event_log_storage": events, **({} if launcher is None else {"run_launcher": launcher})},
             temp_dir=str(folder),
             synchronous_run_coordinator=not queued,
-            synchronous_run_launcher=True,
+            synchronous_run_launcher=launcher is None,
         ) as instance,
     ):
         yield instance
@@ -136,6 +140,32 @@ class Location:
     def dequeue(self, when: datetime) -> None:
         with self.it_is(when):
             list(QueuedRunCoordinatorDaemon(interval_seconds=5).run_iteration(self.workspace))
+
+    def launch(
+        self, when: datetime, job: str, assets: Sequence[str] = (), *, checks: Sequence[dict[str, Any]] = ()
+    ) -> str:
+        """Launches a job as the webserver does (`__ASSET_JOB` is the "Materialize" button's); the run's id."""
+        selector = {
+            "repositoryLocationName": self.name,
+            "repositoryName": "__repository__",
+            "jobName": job,
+            **({"assetSelection": [{"path": asset.split("/")} for asset in assets]} if assets else {}),
+            **({"assetSelection": [], "assetCheckSelection": list(checks)} if checks else {}),
+        }
+        params = {"selector": selector, "mode": "default", "runConfigData": {}}
+        with self.it_is(when):
+            before = {run.run_id for run in self.instance.get_runs()}
+            told = self.graphql(LAUNCH, params=params)["launchRun"]
+            if told["__typename"] == "LaunchRunSuccess":
+                return told["run"]["runId"]
+            (failed,) = [run.run_id for run in self.instance.get_runs() if run.run_id not in before]
+            return failed  # it could not be launched, and is on record
+
+    def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
+        """What the webserver answers."""
+        answer = execute_dagster_graphql(self.workspace.create_request_context(), query, variables)
+        assert not answer.errors, answer.errors
+        return answer.data
 
     @property
     def name(self) -> str:

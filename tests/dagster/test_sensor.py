@@ -57,6 +57,12 @@ def error_of(daemons: Location) -> str:
     return str(tick.error) if tick.status is TickStatus.FAILURE else ""
 
 
+def said_by(daemons: Location) -> str:
+    """What the newest tick of the sensor, which asked for no run, says."""
+    tick = daemons.ticks(InstigatorType.SENSOR)[0]
+    return str(tick.error) if tick.status is TickStatus.FAILURE else str(tick.skip_reason)
+
+
 def test_jobs_are_known_before_their_first_run_and_anew_when_they_change(
     url: str, clock: Clock, instance: dg.DagsterInstance
 ) -> None:
@@ -88,9 +94,11 @@ def test_a_renamed_job_is_refused_with_the_cure_and_the_others_go_on(
     jobs.make_source(url, 12, table="other")
     other = make("other_job", due=gd.NewRows("other", "id"))
     with location(instance, clock, defined(url, make("old"), other)) as daemons:
-        daemons.watch(NEW_YEAR - EVERY)
+        daemons.watch(NEW_YEAR - 2 * EVERY)
     third = make("third", due=gd.NewRows("third", "id"))
     with location(instance, clock, defined(url, make("new"), other, third)) as daemons:
+        daemons.watch(NEW_YEAR - EVERY)
+        assert "gaffer rename old new" in said_by(daemons)
         daemons.watch(NEW_YEAR)
         assert "gaffer rename old new" in error_of(daemons)
         assert jobs.query(url, "select name from gaffer.job order by name") == [("old",), ("other_job",), ("third",)]
@@ -189,8 +197,11 @@ def test_a_database_that_is_away_does_not_silence_another(url: str, clock: Clock
     resources = {"crm": gd.GafferResource(dsn=NOBODY), "gaffer": gd.GafferResource(dsn=url)}
     definitions = gd.build_definitions(make("copied"), make("away", database="crm"), resources=resources)
     with location(instance, clock, definitions) as daemons:
+        daemons.watch(NEW_YEAR - EVERY)
+        assert "cannot be reached at somebody@127.0.0.1:1/nowhere" in said_by(daemons)  # and the checks are shown
+        assert "canary" not in said_by(daemons)
         daemons.watch(NEW_YEAR)
-        failed = error_of(daemons)  # nothing else to say, so it is shown
+        failed = error_of(daemons)  # nothing else to say
         assert "cannot be reached at somebody@127.0.0.1:1/nowhere" in failed
         assert "check that it runs" in failed
         assert "canary" not in failed
