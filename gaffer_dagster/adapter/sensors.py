@@ -23,7 +23,6 @@ from gaffer_dagster.engine import heartbeat
 from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.registry import register_all
 from gaffer_dagster.engine.watch import HEARTBEAT, Report, Watcher, look, speak
-from gaffer_dagster.errors import RenamedJobError
 from gaffer_dagster.store import alerts, db, jobs
 
 NAME = "gaffer_watch"
@@ -129,7 +128,8 @@ def _pass(
     targets: Mapping[str, Any],
     tick: _Tick,
 ) -> Report | None:
-    refused = _make_known(context, connection, found)
+    with _heard(context, database, tick):  # whatever keeps a job from being registered, the others are looked at
+        _make_known(context, connection, found)
     origin = context.code_location_origin
     location = None if origin is None else origin.location_name
     watcher = Watcher(_name(location, context.repository_name), _EVERY, [job.spec.name for job in found])
@@ -149,9 +149,6 @@ def _pass(
     keys = {job.spec.name: job.key for job in found}
     tick.checks += checks.changes(shown, keys, opened, {*told.reports, *(dead.job for dead in told.dead)})
     tick.requests += _follow_up(context, connection, found, targets)
-    if refused is not None:
-        context.log.error(f"database {database!r}: {refused}")
-        tick.failed.append(refused)
     return report
 
 
@@ -189,17 +186,10 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_FEW]) + (f" and {more} more" if more > 0 else "")
 
 
-def _make_known(
-    context: dg.SensorEvaluationContext, connection: db.Connection, found: Sequence[GafferJob]
-) -> RenamedJobError | None:
-    """Returns why some of the jobs were refused; the others are known, and go on."""
-    try:
-        changed = register_all(connection, [job.definition for job in found])
-    except RenamedJobError as error:
-        return error
+def _make_known(context: dg.SensorEvaluationContext, connection: db.Connection, found: Sequence[GafferJob]) -> None:
+    changed = register_all(connection, [job.definition for job in found])
     if changed:
         context.log.info(f"made known: {', '.join(changed)}")
-    return None
 
 
 def _follow_up(
