@@ -373,6 +373,22 @@ def test_fifty_are_one_message_which_later_ones_do_not_join(url: str, server: Ht
     assert len(delivered(url)) == 51
 
 
+def test_what_was_tried_before_joins_no_group(url: str, server: HttpReceiver, clock: Clock) -> None:
+    job(url)
+    mutes(url, "nightly", MINUTE)
+    for number in range(6):
+        opens(url, "nightly", ("absence", "failures", "stalled", "backlog", "parked", "capped")[number])
+    single = opens(url, job(url, "weekly"))
+    server.answers = [500]
+    tell(url, to(server))
+    clock.advance(MINUTE)
+    tell(url, to(server))
+    first, group, again = server.messages
+    assert (first["incident"], group["event"], again["incident"]) == (single, "grouped", single)
+    assert len(group["notices"]) == 6
+    assert first["key"] == again["key"] != group["key"]
+
+
 def test_a_group_is_sent_though_one_of_its_jobs_was_muted_meanwhile(
     url: str, server: HttpReceiver, clock: Clock
 ) -> None:

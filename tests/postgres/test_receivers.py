@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import socket
@@ -374,8 +375,6 @@ def _texts(value: Any) -> Iterator[str]:
 def test_no_mention_and_no_link_comes_of_somebodys_text(
     server: HttpReceiver, monkeypatch: pytest.MonkeyPatch, module: str, attribute: str, url: str
 ) -> None:
-    import importlib
-
     monkeypatch.setattr(logging.getLogger("apprise"), "handlers", [])
     found = importlib.import_module(f"apprise.plugins.{module}")
     monkeypatch.setattr(getattr(found, f"Notify{module.capitalize()}"), attribute, server.url)
@@ -389,6 +388,15 @@ def test_no_mention_and_no_link_comes_of_somebodys_text(
         assert evil not in said, said
     assert not sent.get("content", "").startswith("👉")  # Discord's plugin turns mentions that it finds into pings
     assert json.dumps(sent).count("allow_mentions") == 0
+
+
+def test_a_jobs_name_is_no_markup(server: HttpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = importlib.import_module("apprise.plugins.discord")
+    monkeypatch.setattr(logging.getLogger("apprise"), "handlers", [])
+    monkeypatch.setattr(plugin.NotifyDiscord, "notify_url", server.url)
+    url = "discord://4174216298/JHMHI8qBe7bk2ZwO5U711o3dV_js?format=markdown"
+    assert receivers.notify(url, "title", "copy_rows_daily is late", "failure") == 0
+    assert r"copy\_rows\_daily" in " ".join(_texts(server.messages))
 
 
 def test_a_bad_switch_is_refused_by_its_name() -> None:

@@ -24,7 +24,7 @@ KEY = UUID("00000000-0000-0000-0000-00000000002a")
 TICK = "2027-03-01T02:00:00+00:00"
 SINCE = datetime(2027, 3, 1, 2, 30, tzinfo=timezone.utc)
 DETAILS: dict[Kind, dict[str, Any]] = {
-    Kind.ABSENCE: {"tick": TICK, "timezone": "America/New_York", "last_success_at": "2027-02-28T02:00:31.5+00:00"},
+    Kind.ABSENCE: {"tick": TICK, "timezone": "America/New_York", "last_success_at": "2027-02-28T02:00:31.500000+00:00"},
     Kind.FAILURES: {"failures": 20, "last_success_at": None},
     Kind.CAPPED: {"runs": 10, "due_since": TICK},
     Kind.BACKLOG: {"due_since": TICK},
