@@ -45,7 +45,7 @@ def _run_through(engines: Engines, url: str, *cuts: tuple[str, Cut]) -> Ending:
 
 
 def _all_is_well(engines: Engines, url: str) -> None:
-    assert jobs.query(url, "select consecutive_failures, failed_tick from gaffer.job") == [(0, None)]
+    assert jobs.query(url, "select consecutive_failures, failed_ticks from gaffer.job") == [(0, [])]
     outcomes = jobs.query(url, "select distinct outcome from gaffer.job_runs")
     assert outcomes == [("succeeded",)]
     engines.finish(url)

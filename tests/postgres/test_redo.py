@@ -19,7 +19,7 @@ from tests.support.ticking import DAY, MINUTE, SECOND, Ticking, at, hours
 INTERVALS = EachInterval(settle="1s", start=at(0))
 JOB = """
     select spec_hash, covered_until, skipped_until, last_success_at, last_success_tick, consecutive_failures,
-           failed_tick, next_due_at, follow_up_at, position
+           failed_ticks, next_due_at, follow_up_at, position
       from gaffer.job join gaffer.job_watermark on job = name
     """
 

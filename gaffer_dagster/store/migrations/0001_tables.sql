@@ -41,7 +41,7 @@ create table gaffer.job (
     last_success_at      timestamptz,
     last_success_tick    timestamptz,
     consecutive_failures integer not null default 0 check (consecutive_failures >= 0),
-    failed_tick          timestamptz,      -- the tick that the streak counted last: a tick counts once
+    failed_ticks         timestamptz[] not null default '{}',  -- the streak's newest hundred: a tick counts once
     next_due_at          timestamptz,      -- the earliest tick that is neither covered nor skipped
     follow_up_at         timestamptz,      -- from then on a run is wanted without waiting for a tick
     wanted_at            timestamptz,      -- the last wake-up that met a holder

@@ -55,9 +55,11 @@ language sql
 set search_path = pg_catalog, pg_temp
 as $$
     update gaffer.job
-       set consecutive_failures = consecutive_failures + 1, failed_tick = p_tick,
+       set consecutive_failures = consecutive_failures + 1,
+           failed_ticks = case when p_tick is null then failed_ticks
+                               else (failed_ticks || p_tick)[greatest(1, cardinality(failed_ticks) - 98):] end,
            failed_at = case when cardinality(failed_at) < 100 then failed_at || p_at else failed_at end
-     where name = p_job and (p_tick is null or failed_tick is distinct from p_tick)
+     where name = p_job and (p_tick is null or p_tick <> all (failed_ticks))
 $$;
 
 -- A run was at work and did not cover the tick that is waited for: its grace may have run out meanwhile.
@@ -565,7 +567,7 @@ begin
     if v_run.trigger <> 'redo' then
         if p_outcome in ('succeeded', 'partial', 'capped') then
             update gaffer.job
-               set consecutive_failures = 0, failed_tick = null, failed_at = '{}', vanished_at = null,
+               set consecutive_failures = 0, failed_ticks = '{}', failed_at = '{}', vanished_at = null,
                    last_success_at = case when v_done then v_now else last_success_at end,
                    last_success_tick = case when v_done then p_success_tick else last_success_tick end,
                    consecutive_capped = case when v_done then 0 else consecutive_capped + 1 end,
