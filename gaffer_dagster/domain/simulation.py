@@ -123,21 +123,26 @@ def simulate(scenario: Scenario, rng: random.Random) -> Simulation:
 
 @dataclass
 class _Holder:
-    """The run that has the lease. `ends_at`: None where it is dead. `before`: up to where ticks were covered or skipped
-    when it began."""
+    """The run that has the lease. At `lives_until` it ends, or is killed (`ends` is then `abandoned`). `before`: up to
+    where ticks were covered or skipped when it began."""
 
     number: int
     tick: datetime
     started_at: datetime
     before: datetime
     wanted_at: datetime | None
+    lives_until: datetime
     ends: Outcome
-    ends_at: datetime | None
-    lease_until: datetime
 
-    def die(self, at: datetime) -> None:
-        self.ends_at = None
-        self.lease_until = self.started_at + (at - self.started_at) // RENEW_EVERY * RENEW_EVERY + LEASE
+    @property
+    def ends_at(self) -> datetime | None:
+        return None if self.ends is Outcome.ABANDONED else self.lives_until
+
+    @property
+    def lease_until(self) -> datetime:
+        """Of a run that is killed, as it has renewed it last; of another, later than it ends."""
+        lived = self.lives_until - self.started_at
+        return self.started_at + (lived // RENEW_EVERY * RENEW_EVERY if self.ends_at is None else lived) + LEASE
 
 
 class _Row:
@@ -364,12 +369,9 @@ class _Life:
             started_at=at,
             before=max(filter(None, (row.covered_until, row.skipped_until)), default=row.first_seen_at),
             wanted_at=row.wanted_at,
+            lives_until=at + lives,
             ends=ends,
-            ends_at=at + lives,
-            lease_until=at + lives + LEASE,  # as long as it lives, it is ahead
         )
-        if ends is Outcome.ABANDONED:
-            holder.die(at + lives)
         dead = row.take(holder)
         if dead is not None:
             self._note_end(dead, at, Outcome.ABANDONED)
@@ -397,8 +399,8 @@ class _Life:
     def _lose(self, at: datetime) -> None:
         """The database goes away."""
         holder = self.row.holder
-        if holder is not None and holder.ends_at is not None:
-            holder.die(at)
+        if holder is not None and holder.lives_until > at:
+            holder.lives_until, holder.ends = at, Outcome.ABANDONED
 
     def _note_end(self, holder: _Holder, at: datetime, outcome: Outcome) -> None:
         number = holder.number - 1
