@@ -282,8 +282,10 @@ def _of_ticks(each: _Ticks) -> Iterable[str]:
 
 def _of_run(run: SimulatedRun) -> Iterable[str]:
     took = "-" if run.ended_at in (None, run.started_at) else in_words(run.ended_at - run.started_at)
-    met = "" if run.met is None else f": met run {run.met}"
-    return str(run.number), run.trigger, show_time(run.tick), show_time(run.started_at), took, f"{_outcome(run)}{met}"
+    why = "" if run.met is None else f": met run {run.met}"
+    if run.learnt_at is not None:
+        why = ": the database was away"
+    return str(run.number), run.trigger, show_time(run.tick), show_time(run.started_at), took, f"{_outcome(run)}{why}"
 
 
 def _print_json(found: Simulation, ticks: Sequence[_Ticks], seed: int) -> None:

@@ -8,8 +8,8 @@ do (0002_protocol.sql, 0003_operation.sql); the tests hold it against them.
 The daemon wakes the job at each tick; the ticks of an outage are met by one wake-up, at its end. Dagster's sensor looks
 each `every`: it judges, and then asks for a run where one is wanted. At one instant a run ends before another begins,
 and the sensor looks last. A run that was met by a wake-up looks again at its end, for which it needs no time. A run at
-work when the database goes away is lost, as one that dies; of one that is woken meanwhile nothing is recorded. How much
-is due is not simulated, so that no run stops at its bounds but for its timeout.
+work when the database goes away is lost, as one that dies; one that is woken meanwhile fails at once, and is learnt of
+when the sensor looks again. How much is due is not simulated, so that no run stops at its bounds but for its timeout.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.errors import BadInputError, BadSpecError
 
 _INSTANT = timedelta(microseconds=1)
+_GAP = timedelta(minutes=5)
 _MOST = 100  # of the times that the job's row keeps
 
 _Event = tuple[datetime, int, Callable[[datetime], None]]
@@ -82,9 +83,9 @@ class Scenario:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """One attempt. `trigger`: `schedule`, or `sensor` where it followed up another. `outcome`: None where the database
-    was away, so that nothing is recorded of it; `running` where it was at work in the end, or dead and not yet found.
-    `met`: the number of the run that held the lease, where it was `busy`."""
+    """One attempt. `trigger`: `schedule`, or `sensor` where it followed up another. `outcome`: `running` where it was
+    at work in the end, or dead and not yet found; None where the database was away, and was not told of it. `met`: the
+    number of the run that held the lease, where it was `busy`. `learnt_at`: when the database was told."""
 
     number: int
     trigger: str
@@ -93,6 +94,7 @@ class SimulatedRun:
     ended_at: datetime | None
     outcome: Outcome | None
     met: int | None = None
+    learnt_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -123,13 +125,11 @@ def simulate(scenario: Scenario, rng: random.Random) -> Simulation:
 
 @dataclass
 class _Holder:
-    """The run that has the lease. At `lives_until` it ends, or is killed (`ends` is then `abandoned`). `before`: up to
-    where ticks were covered or skipped when it began."""
+    """The run that has the lease. At `lives_until` it ends, or is killed (`ends` is then `abandoned`)."""
 
     number: int
     tick: datetime
     started_at: datetime
-    before: datetime
     wanted_at: datetime | None
     lives_until: datetime
     ends: Outcome
@@ -161,7 +161,7 @@ class _Row:
         self.next_due_at: datetime | None = ticks[0]
         self.late_tick: datetime | None = None
         self.paused: Pause | None = None
-        self.paused_for = timedelta()
+        self.paused_before: list[Stretch] = []
         self.worked: list[Stretch] = []
         self.last_success_at: datetime | None = None
         self.consecutive_failures = 0
@@ -177,13 +177,14 @@ class _Row:
             job=self._spec.name,
             row="",
             spec=self._stored,
+            grace=self._grace,
             first_seen_at=self.first_seen_at,
             rules_at=self.first_seen_at,
             paused_at=None if pause is None else pause.since,
             paused_until=None if pause is None else pause.until,
             next_due_at=self.next_due_at,
             late_tick=self.late_tick,
-            paused_for=self.paused_for,
+            paused=self.paused_before,
             worked=self.worked,
             at_work_since=None if holder is None else holder.started_at,
             held_until=None if holder is None else holder.lease_until,
@@ -235,8 +236,11 @@ class _Row:
             self.last_success_at = at
             if self.covered_until is None or covered > self.covered_until:
                 self.covered_until = covered
-                late_tick = self.late_tick if self.late_tick and self.late_tick > covered else None
-                self._wait_for(late_tick, self._next(max(holder.before, covered), at))
+                following = self._next(covered, at)
+                if self._is_skipped(following):
+                    self._wait_for(following, self.next_due_at)
+                else:
+                    self._wait_for(None, following)
         else:
             self._count_failure(holder.tick, at)
         self._note_work(holder.started_at, at)
@@ -247,19 +251,40 @@ class _Row:
     def pause(self, until: datetime | None, at: datetime) -> None:
         if self.paused is not None:
             since, over_at = self.paused.since, min(at, self.paused.until or at)
-            tick = self.late_tick or self.next_due_at
-            if tick is not None and tick < since < tick + self._grace + self.paused_for:
-                self.paused_for += over_at - since
-            if self.next_due_at is not None and since <= self.next_due_at < over_at:
-                self._wait_for(self.late_tick, tick_from(over_at, self._schedule))
+            tick, following = self._waited_for, tick_from(over_at, self._schedule)
+            if tick is not None and tick < over_at:
+                self.paused_before = [*self.paused_before, Stretch(since, over_at)][-_MOST:]
+            late_tick, next_due_at = self.late_tick, self.next_due_at
+            if late_tick is not None and since <= late_tick < over_at:
+                late_tick = following if self._is_skipped(following) else None
+            if next_due_at is not None and since <= next_due_at < over_at:
+                next_due_at = following
+            self._wait_for(late_tick, next_due_at)
         self.paused = Pause(at, until)
         self._pauses.append(self.paused)
+
+    def learn_run(self, run: SimulatedRun, at: datetime, looked_at: datetime, gaps: Sequence[Stretch]) -> None:
+        """`looked_at`: the last pass."""
+        ended_at = run.started_at
+        is_unseen = _stretch_at(gaps, ended_at) is not None or (looked_at <= ended_at and looked_at < at - _GAP)
+        is_over = self.last_success_at is not None and ended_at <= self.last_success_at
+        if not (is_unseen or is_over or (self.paused is not None and self.paused.holds(run.started_at))):
+            before = self.failed_tick
+            self._count_failure(run.tick, ended_at)
+            self.failed_at.sort()
+            self.failed_tick = max(run.tick, before or run.tick)
 
     @property
     def grace_until(self) -> datetime | None:
         """No sooner is the tick that is waited for missed."""
-        tick = self.late_tick or self.next_due_at
-        return None if tick is None else tick + self._grace
+        return None if self._waited_for is None else self._waited_for + self._grace
+
+    @property
+    def _waited_for(self) -> datetime | None:
+        return self.late_tick or self.next_due_at
+
+    def _is_skipped(self, tick: datetime | None) -> bool:
+        return tick is not None and self.skipped_until is not None and tick <= self.skipped_until
 
     @property
     def wanted_since(self) -> datetime | None:
@@ -275,13 +300,13 @@ class _Row:
         return self.history.next(after, now) if any(pause.holds(tick) for pause in self._pauses) else tick
 
     def _wait_for(self, late_tick: datetime | None, next_due_at: datetime | None) -> None:
-        if (late_tick or next_due_at) != (self.late_tick or self.next_due_at):
-            self.paused_for, self.worked = timedelta(), []
+        before, tick = self._waited_for, late_tick or next_due_at
         self.late_tick, self.next_due_at = late_tick, next_due_at
+        if tick != before:
+            self.paused_before, self.worked = _later(self.paused_before, tick), _later(self.worked, tick)
 
     def _note_work(self, since: datetime, until: datetime) -> None:
-        tick = self.late_tick or self.next_due_at
-        if tick is not None and tick < until:
+        if self._waited_for is not None and self._waited_for < until and since < until:
             self.worked = [*self.worked, Stretch(since, until)][-_MOST:]
 
     def _count_failure(self, tick: datetime, at: datetime) -> None:
@@ -306,6 +331,7 @@ class _Life:
         self._given, self._rng = scenario, rng
         self._open: list[int] = []  # which of the incidents
         self._gaps: list[Stretch] = []
+        self._unwritten: list[SimulatedRun] = []  # that the database does not know of
         self._blind = sorted([*scenario.down, *scenario.database_down], key=lambda stretch: stretch.since)
         self._faults = 0  # that the newest pass knew of
         self._looked_at: datetime | None = None
@@ -327,13 +353,15 @@ class _Life:
                 events.append((row.holder.ends_at, 0, partial(self._end, row.holder)))
             if row.wanted_since is not None:
                 at = self._pass_from(max(row.wanted_since, self._looks_from))
-                events.append((at, 4, self._follow_up))
+                events.append((at, 5, self._follow_up))
+            if self._unwritten:
+                events.append((self._pass_from(self._looks_from), 4, self._learn))
             event = min(events, key=_WHEN, default=None)
             if event is None or event[0] > given.until:
                 break
             at, order, happen = event
-            # The sensor judges, and then asks for a run.
-            self._look(at + _INSTANT if order == 4 else at)
+            # The sensor learns, judges, and then asks for a run.
+            self._look(at + _INSTANT if order == 5 else at)
             happen(at)
             if event is coming:
                 coming = next(planned, None)
@@ -353,6 +381,7 @@ class _Life:
         run = SimulatedRun(len(self.runs) + 1, trigger, tick, at, at, None)
         self.runs.append(run)
         if _stretch_at(given.database_down, at) is not None:
+            self._unwritten.append(run)
             return
         outcome = row.acquire(at, tick, given.spec.tolerance if trigger == "schedule" else None)
         if outcome is not Outcome.RUNNING:
@@ -367,7 +396,6 @@ class _Life:
             number=run.number,
             tick=tick,
             started_at=at,
-            before=max(filter(None, (row.covered_until, row.skipped_until)), default=row.first_seen_at),
             wanted_at=row.wanted_at,
             lives_until=at + lives,
             ends=ends,
@@ -375,6 +403,13 @@ class _Life:
         dead = row.take(holder)
         if dead is not None:
             self._note_end(dead, at, Outcome.ABANDONED)
+
+    def _learn(self, at: datetime) -> None:
+        for run in self._unwritten:
+            if self._looked_at is not None:  # else it ended before the watch was there
+                self.row.learn_run(run, at, self._looked_at, self._gaps)
+                self.runs[run.number - 1] = replace(run, outcome=Outcome.FAILED, learnt_at=at)
+        self._unwritten.clear()
 
     def _fate(self, at: datetime) -> tuple[timedelta, Outcome]:
         """How long a run lives, and how it ends. The same numbers are drawn for each run, so that another chance of one
@@ -482,6 +517,10 @@ class _Life:
             alert = replace(alert, resolved_at=at)
             self._open.remove(step.alert)
         self.incidents[step.alert] = alert
+
+
+def _later(stretches: Sequence[Stretch], tick: datetime | None) -> list[Stretch]:
+    return [each for each in stretches if tick is not None and each.until > tick]
 
 
 def _stretch_at(stretches: Sequence[Stretch], at: datetime) -> Stretch | None:
