@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from gaffer_dagster import __version__
-from gaffer_dagster.cli import alerts, database, metrics, operate, preview, run, show, ticks, watch
+from gaffer_dagster.cli import alerts, database, metrics, operate, preview, run, show, simulate, ticks, watch
 from gaffer_dagster.errors import DatabaseUnavailableError, GafferError
 from gaffer_dagster.store import db
 
@@ -81,6 +81,7 @@ main.add_command(watch.check)
 main.add_command(watch.watch)
 main.add_command(alerts.alerts)
 main.add_command(metrics.metrics)
+main.add_command(simulate.command)
 main.add_command(operate.register)
 main.add_command(operate.pause)
 main.add_command(operate.resume)
