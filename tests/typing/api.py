@@ -35,7 +35,22 @@ def with_rows(batch: gd.Batch) -> None:
     batch.log.info("said", rows=len(batch.rows))
 
 
-@gd.gaffer_asset(due=gd.EachInterval("@daily", settle="5m", start=date(2024, 1, 1)), schedule=gd.Schedule("@daily"))
+@gd.gaffer_asset(
+    due=gd.EachInterval("@daily", settle="5m", start=date(2024, 1, 1)),
+    schedule=gd.Schedule("@daily"),
+    alerts=gd.Alerts(
+        timedelta(minutes=30),
+        2,
+        capped=5,
+        backlog="6h",
+        stalled=timedelta(minutes=20),
+        takeovers=2,
+        pause="3d",
+        remind="12h",
+        receivers=["oncall", "mail"],
+        heartbeat="DAILY_PING_URL",
+    ),
+)
 def with_window(batch: gd.Batch) -> dict[str, object]:
     assert_type(batch.window.since, datetime)
     assert_type(batch.key, str)
