@@ -24,7 +24,6 @@ declare
     v_ended_at timestamptz := least(p_ended_at, v_now);
     v_started_at timestamptz := least(p_started_at, v_ended_at);
     v_last_pass timestamptz;
-    v_counted_once boolean;
     v_job gaffer.job;
 begin
     perform gaffer.raise_durability();
@@ -34,16 +33,12 @@ begin
        or exists (select from gaffer.job_runs where job = p_job and dagster_run_id = p_dagster_run_id) then
         return null;
     end if;
-    -- It may be learnt after runs of later ticks, which counted.
-    v_counted_once := p_tick = v_job.failed_tick or (p_tick < v_job.failed_tick and exists (
-        select from gaffer.job_runs
-         where job = p_job and tick = p_tick and outcome in ('failed', 'timed_out', 'lost_lease', 'abandoned')));
     insert into gaffer.job_runs (job, slot, owner, dagster_run_id, trigger, tick, spec_hash, started_at, ended_at,
                                  outcome, error)
     values (p_job, 0, 'dagster', p_dagster_run_id, p_trigger, p_tick, p_spec_hash, v_started_at, v_ended_at,
             'failed', p_error);
     select max(last_pass_at) into v_last_pass from gaffer.watch;
-    if v_counted_once
+    if p_tick = any (v_job.failed_ticks)
        or v_ended_at <= greatest(v_job.last_success_at, v_job.capped_at[cardinality(v_job.capped_at)])
        or (v_job.paused_at <= v_started_at and (v_job.paused_until is null or v_job.paused_until > v_started_at))
        or exists (select from gaffer.watch_gap where since_at <= v_ended_at and v_ended_at < until_at)
@@ -52,10 +47,8 @@ begin
         return 'recorded';
     end if;
     perform gaffer.count_failure(p_job, p_tick, v_ended_at);
-    update gaffer.job
-       set failed_at = array(select at from unnest(failed_at) as at order by at),
-           failed_tick = greatest(failed_tick, v_job.failed_tick)
-     where name = p_job;
+    -- It may be learnt after runs of later ticks, which counted.
+    update gaffer.job set failed_at = array(select at from unnest(failed_at) as at order by at) where name = p_job;
     return 'counted';
 end $$;
 
