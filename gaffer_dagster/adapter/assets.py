@@ -173,7 +173,7 @@ def _check_function(work: object) -> None:
 
 def _materialize(
     context: dg.AssetExecutionContext, job: GafferJob
-) -> Iterator[dg.MaterializeResult[Any] | dg.AssetObservation]:
+) -> Iterator[dg.MaterializeResult[Any] | dg.AssetObservation | dg.AssetCheckEvaluation]:
     resource = resource_of(context.resources, job.database, job.spec.name)
     run = None
     try:
@@ -182,7 +182,7 @@ def _materialize(
     except Exception:
         if run is not None and run.record is not None:
             yield dg.AssetObservation(context.asset_key, metadata=metadata.of_run(run.record))
-            _show(context, job, resource)
+            yield from _checks(context, job, resource)
         raise
     if run.record is not None and run.record.batches:
         yield dg.MaterializeResult(metadata={**metadata.of_function(run.metadata), **metadata.of_run(run.record)})
@@ -192,12 +192,15 @@ def _materialize(
         yield dg.AssetObservation(context.asset_key, metadata=told)
     run.reported()
     if not run.outcome.did_not_work:
-        _show(context, job, resource)
+        yield from _checks(context, job, resource)
 
 
-def _show(context: dg.AssetExecutionContext, job: GafferJob, resource: GafferResource) -> None:
+def _checks(
+    context: dg.AssetExecutionContext, job: GafferJob, resource: GafferResource
+) -> Sequence[dg.AssetCheckEvaluation]:
     """The checks of the job as they are after this run, which is over: nothing may fail it any more."""
     try:
-        checks.report(context.instance, resource, job.spec.name, job.key)
+        return checks.look(resource, job.spec.name, job.key)
     except Exception as error:
         context.log.warning(f"the checks of {job.spec.name} are not shown anew: {db.primary_message(error)}")
+        return ()

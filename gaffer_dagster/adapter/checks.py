@@ -3,8 +3,8 @@
 They are no part of the asset's own step: Dagster would show them as in progress from the moment at which a run is asked
 for, so that a run which waits in a queue, or is STARTED for ever, would hide what is red. They are a step of their own,
 which only the "Materialize" button and "Execute" start; in the jobs that we define there is none. What is shown comes
-from evaluations without a run: from each run at its end, since a materialization outdates the evaluation before it, and
-from the sensor whenever a verdict changes.
+from the asset's own step at its end, since a materialization outdates what other runs evaluated before it, and from the
+sensor whenever a verdict changes.
 """
 
 # No postponed annotations here: Dagster reads those of the function below as objects.
@@ -64,15 +64,10 @@ def _since(found: Alert | Finding) -> Any:
     return found.since_at if isinstance(found, Alert) else found.since
 
 
-def report(instance: dg.DagsterInstance, resource: GafferResource, job: str, key: dg.AssetKey) -> None:
-    """Both checks of a job as they are now, by a run at its end."""
-    for evaluation in evaluations(key, _look(resource, job)):
-        instance.report_runless_asset_event(evaluation)
-
-
-def _look(resource: GafferResource, job: str) -> Sequence[Finding]:
+def look(resource: GafferResource, job: str, key: dg.AssetKey) -> list[dg.AssetCheckEvaluation]:
+    """Both checks of a job as they are now."""
     with db.connect(resource.url(), application_name="gaffer:checks") as connection:
-        return examine_job(connection, job)
+        return list(evaluations(key, examine_job(connection, job)))
 
 
 def checks_of(job: str, key: dg.AssetKey, database: str, name: str) -> dg.AssetChecksDefinition:
@@ -80,9 +75,9 @@ def checks_of(job: str, key: dg.AssetKey, database: str, name: str) -> dg.AssetC
     specs = [dg.AssetCheckSpec(check, asset=key, description=told) for check, told in _DESCRIPTIONS.items()]
 
     @dg.multi_asset_check(name=name, specs=specs, can_subset=True, required_resource_keys={database})
-    def look(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+    def execute(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         resource = resource_of(context.resources, database, job)
-        for each in evaluations(key, _look(resource, job)):
+        for each in look(resource, job, key):
             if each.asset_check_key in context.selected_asset_check_keys:
                 yield dg.AssetCheckResult(
                     passed=each.passed,
@@ -93,7 +88,7 @@ def checks_of(job: str, key: dg.AssetKey, database: str, name: str) -> dg.AssetC
                     description=each.description,
                 )
 
-    return look
+    return execute
 
 
 @dataclass

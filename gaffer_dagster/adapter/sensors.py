@@ -159,7 +159,7 @@ def _name(location: str | None, repository: str | None) -> str:
 
 
 def _words(tick: _Tick, count: int) -> str:
-    """Such as "37 jobs: 2 overdue (a, b), 1 failing (c); 1 notice sent"."""
+    """Such as "37 jobs: 2 overdue (a, b), 1 failing (c); 1 message sent"."""
     wrong: list[str] = []
     for kind, words in _WORDS.items():
         names = sorted({alert.job or alert.watch or "" for alert in tick.opened if alert.kind is kind})
@@ -171,7 +171,7 @@ def _words(tick: _Tick, count: int) -> str:
     if tick.reports:
         said.append(f"{_number(len(tick.reports), 'run')} reported late")
     if tick.sent:
-        said.append(f"{_number(tick.sent, 'notice')} sent")
+        said.append(f"{_number(tick.sent, 'message')} sent")
     said += tick.problems
     said += [db.primary_message(error) for error in tick.failed]
     return "; ".join(said)

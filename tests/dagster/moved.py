@@ -192,9 +192,11 @@ def _location_of(origin: Any) -> str:
 
 
 @contextmanager
-def location(instance: dg.DagsterInstance, clock: Clock, definitions: dg.Definitions) -> Iterator[Location]:
+def location(
+    instance: dg.DagsterInstance, clock: Clock, definitions: dg.Definitions, *, name: str | None = None
+) -> Iterator[Location]:
     """`definitions` as a code location of the instance."""
-    module = ModuleType(f"location_{uuid4().hex[:12]}")
+    module = ModuleType(name or f"location_{uuid4().hex[:12]}")
     vars(module)["defs"] = definitions
     sys.modules[module.__name__] = module
     has_nonzero_minute_offset.cache_clear()  # Dagster keeps the offsets of the day on which it was started
