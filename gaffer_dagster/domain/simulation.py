@@ -3,7 +3,7 @@
 What is given is when Dagster's daemon and the database are away, how long runs take, and how they end. Which tick is
 one, what became of it, and what is an incident is asked of the product itself: `Schedule`, `ledger`, `findings`,
 `judge`. What runs do to the job's row between two looks is kept by `_Row`, which does what the functions of the store
-do (0002_protocol.sql, 0003_operation.sql); the tests hold it against them.
+do (0002_protocol.sql, 0003_operation.sql, 0006_learnt.sql); the tests hold it against them.
 
 The daemon wakes the job at each tick; the ticks of an outage are met by one wake-up, at its end. Dagster's sensor looks
 each `every`: it judges, and then asks for a run where one is wanted. At one instant a run ends before another begins,
@@ -36,7 +36,7 @@ from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.errors import BadInputError, BadSpecError
 
 _INSTANT = timedelta(microseconds=1)
-_GAP = timedelta(minutes=5)
+_GAP = timedelta(minutes=5)  # as learn_run has it
 _MOST = 100  # of the times that the job's row keeps
 
 _Event = tuple[datetime, int, Callable[[datetime], None]]
