@@ -3,7 +3,7 @@
 What is given is when Dagster's daemon and the database are away, how long runs take, and how they end. Which tick is
 one, what became of it, and what is an incident is asked of the product itself: `Schedule`, `ledger`, `findings`,
 `judge`. What runs do to the job's row between two looks is kept by `_Row`, which does what the functions of the store
-do (0002_protocol.sql, 0003_operation.sql); the tests hold it against them.
+do (0002_protocol.sql, 0003_operation.sql, 0006_learnt.sql); the tests hold it against them.
 
 The daemon wakes the job at each tick; the ticks of an outage are met by one wake-up, at its end. Dagster's sensor looks
 each `every`: it judges, and then asks for a run where one is wanted. At one instant a run ends before another begins,
@@ -36,7 +36,7 @@ from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.errors import BadInputError, BadSpecError
 
 _INSTANT = timedelta(microseconds=1)
-_GAP = timedelta(minutes=5)
+_GAP = timedelta(minutes=5)  # as learn_run has it
 _MOST = 100  # of the times that the job's row keeps
 
 _Event = tuple[datetime, int, Callable[[datetime], None]]
@@ -444,8 +444,9 @@ class _Life:
     # ── the watch ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _look(self, before: datetime) -> None:
-        """The passes from the last one to `before`. As long as nothing else happens, what one of them has to note the
-        next one would have to note as well: so the first that has something to note is found by halving."""
+        """The passes from the last one to `before`. What the first of them finds may pass by itself (so many within a
+        day). What it does not find becomes true later, if at all, and then stays so, as long as nothing else happens:
+        so the first that has something to note is found by halving."""
         every = self._given.every
         while self._looks_from < before and (first := self._pass_from(self._looks_from)) < before:
             silent_at = None if self._looked_at is None else Watch("", every, self._looked_at).silent_at
@@ -455,11 +456,12 @@ class _Life:
             last = -((first - end) // every) - 1
             steps: list[Step] = []
             if not self._is_quiet(first + last * every):
-                watched = self.row.watched()
-                steps = self._steps(watched, first + last * every)
-                if steps and last:
-                    last = bisect_left(range(last), 1, key=lambda each: len(self._steps(watched, first + each * every)))
-                    steps = self._steps(watched, first + last * every)
+                notes = partial(self._notes, self.row.watched(), first)
+                if notes(0):
+                    last = 0
+                elif notes(last):
+                    last = bisect_left(range(last), True, key=lambda number: bool(notes(number)))
+                steps = notes(last)
             self._faults = self.row.faults
             self._looked_at = first + last * every
             self._looks_from = self._looked_at + every
@@ -482,7 +484,9 @@ class _Life:
                 return at
             at = seeing
 
-    def _steps(self, watched: Watched, at: datetime) -> list[Step]:
+    def _notes(self, watched: Watched, first: datetime, number: int) -> list[Step]:
+        """What is to be noted so many passes after the first one."""
+        at = first + number * self._given.every
         opened = [self.incidents[number] for number in self._open]
         return list(judge(findings(watched, at, self._gaps), opened, {watched.job: watched}, at))
 
