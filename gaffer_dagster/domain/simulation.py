@@ -165,7 +165,7 @@ class _Row:
         self.worked: list[Stretch] = []
         self.last_success_at: datetime | None = None
         self.consecutive_failures = 0
-        self.failed_tick: datetime | None = None
+        self.failed_ticks: list[datetime] = []
         self.failed_at: list[datetime] = []
         self.taken_over_at: list[datetime] = []
         self.faults = 0  # failures and take-overs that were counted
@@ -232,7 +232,7 @@ class _Row:
             # One that was met by a wake-up has just looked again.
             covered = holder.started_at if self.wanted_at == holder.wanted_at else at
             holder.wanted_at = self.wanted_at
-            self.consecutive_failures, self.failed_tick, self.failed_at = 0, None, []
+            self.consecutive_failures, self.failed_ticks, self.failed_at = 0, [], []
             self.last_success_at = at
             if self.covered_until is None or covered > self.covered_until:
                 self.covered_until = covered
@@ -269,10 +269,8 @@ class _Row:
         is_unseen = _stretch_at(gaps, ended_at) is not None or (looked_at <= ended_at and looked_at < at - _GAP)
         is_over = self.last_success_at is not None and ended_at <= self.last_success_at
         if not (is_unseen or is_over or (self.paused is not None and self.paused.holds(run.started_at))):
-            before = self.failed_tick
             self._count_failure(run.tick, ended_at)
             self.failed_at.sort()
-            self.failed_tick = max(run.tick, before or run.tick)
 
     @property
     def grace_until(self) -> datetime | None:
@@ -310,10 +308,10 @@ class _Row:
             self.worked = [*self.worked, Stretch(since, until)][-_MOST:]
 
     def _count_failure(self, tick: datetime, at: datetime) -> None:
-        if tick != self.failed_tick:
+        if tick not in self.failed_ticks:
             self.faults += 1
             self.consecutive_failures += 1
-            self.failed_tick = tick
+            self.failed_ticks = [*self.failed_ticks, tick][-_MOST:]
             self.failed_at = [*self.failed_at, at][:_MOST]
 
 

@@ -351,7 +351,7 @@ def covers_to_its_end(real: Any, row: Any, holder: Any, at: datetime) -> Any:
 
 
 def counts_each_failure(real: Any, row: Any, tick: datetime, at: datetime) -> None:
-    row.failed_tick = None
+    row.failed_ticks = []
     real(row, tick, at)
 
 
@@ -396,7 +396,7 @@ BROKEN_STORE = {
     "each failure counts": (
         13,
         "count_failure",
-        {"(p_tick is null or failed_tick is distinct from p_tick)": "true"},
+        {"(p_tick is null or p_tick <> all (failed_ticks))": "true"},
     ),
     "a late tick is forgotten": (
         13,
