@@ -26,7 +26,7 @@ from tests.dagster.test_wakeups import NOW, Zone, some_cron, some_starts, zone_o
 from tests.support import jobs
 
 SEED = int(os.environ.get("GAFFER_FRESHNESS_SEED", 0)) or random.SystemRandom().randrange(1, 1_000_000)
-CASES = int(os.environ.get("GAFFER_FRESHNESS_CASES", 1500))
+CASES = int(os.environ.get("GAFFER_FRESHNESS_CASES", 300))
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 
 
@@ -173,7 +173,7 @@ def search(chance: random.Random, cases: int) -> tuple[list[str], int]:
     return faults, tried
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(120 + CASES)
 def test_every_deadline_is_a_tick_and_its_grace_also_where_the_clock_is_set() -> None:
     with time_machine.travel(NOW):
         faults, tried = search(random.Random(f"{SEED}"), CASES)
@@ -183,7 +183,6 @@ def test_every_deadline_is_a_tick_and_its_grace_also_where_the_clock_is_set() ->
 
 
 @pytest.mark.parametrize("forgotten", ["clock changes", "Dagster's faults"])
-@pytest.mark.timeout(300)
 def test_a_rule_that_forgets_one_of_its_parts_is_caught(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
     job = {
         "clock changes": spec("30 1 * * *", "Europe/Berlin", "90m"),
