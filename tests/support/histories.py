@@ -12,8 +12,9 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
+from threading import Event
 from typing import Any
 from unittest import mock
 
@@ -24,18 +25,24 @@ from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine import watch as engine_watch
+from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.watch import Watcher, look
+from gaffer_dagster.engine.zone_data import zone_data
 from gaffer_dagster.errors import GafferError, UnknownJobError
 from gaffer_dagster.store import db, history, operations
 from gaffer_dagster.store import jobs as job_table
 from gaffer_dagster.store.jobs import Registration
 from gaffer_dagster.store.operations import Operator
 from tests.support import jobs, oracle, protocol
-from tests.support.protocol import Attempt
+from tests.support.protocol import Actor, Attempt
 
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 LEASE = timedelta(seconds=60)
 ANN = Operator("ann", None)
+
+
+class BrokenError(Exception):
+    """What the work of a run raises to fail."""
 
 
 class KilledError(Exception):
@@ -161,6 +168,11 @@ class Job:
         self.others: list[Version] = []  # code that still runs somewhere
         self.listed_by = {watcher.name for watcher in life.watchers if self.rng.random() < 0.7}
         self.is_retired = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Its run is at work, and renews its lease."""
+        return self.held is not None and not self.held.is_cut_off
 
     # ── its definition ──
 
@@ -297,7 +309,7 @@ class Job:
 
     def _die(self, held: Held) -> None:
         """Its process is gone; the lease that it renewed last runs out."""
-        if self.held is held and not held.is_cut_off:
+        if self.held is held and self.is_alive:
             self.cut_off(self.rng.choice([LEASE, self.rng.random() * LEASE]))
 
     def cut_off(self, left: timedelta) -> None:
@@ -433,6 +445,88 @@ class Job:
         life.at(life.near(self, life.now + rng.random() * life.tempo.mood), self.live, survives=True)
 
 
+class EngineJob(Job):
+    """One whose runs are the engine's own (`engine/run.py`), each in a thread that stands still while it is at work."""
+
+    def __init__(self, life: Life, number: int) -> None:
+        self.table = f"source{number}"
+        jobs.make_source(life.url, table=self.table)
+        super().__init__(life, number)
+        self._going: tuple[Actor, Event, oracle.Run] | None = None
+        self._was_wanted = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self._going is not None
+
+    def _new_version(self, **given: Any) -> Version:
+        self.is_rows = True
+        version = super()._new_version(**(given | {"due": self.table}))
+        spec = replace(version.spec, bounds=Bounds(batch_rows=3, batches=2, timeout=self.settings["timeout"]))
+        return Version(spec, version.work, zone_data(spec.timezone))
+
+    def wake(self, trigger: str = "schedule", *, despite_pause: bool = False) -> None:
+        rng, life, spec, ends = self.rng, self.life, self.version.spec, MOODS[self.mood]["ends"]
+        if trigger == "redo":  # only intervals are done once more
+            return
+        wish = rng.choices(list(ends), list(ends.values()))[0]
+        jobs.add_rows(life.url, 9 if wish == "capped" else rng.choice([0, 0, 1, 5]), self.table)
+        arrived, leave = Event(), Event()
+
+        def work(batch: Batch) -> None:
+            arrived.set()
+            assert leave.wait(300)
+            if wish in ("failed", "timed_out"):
+                raise BrokenError
+            if wish == "interrupted":
+                raise KeyboardInterrupt
+            jobs.copy_rows(batch)
+
+        given: dict[str, Any] = {"trigger": trigger, "despite_pause": despite_pause, "work_hash": self.version.work}
+        actor = Actor(lambda: jobs.run(spec, life.url, work, worker_clock=lambda: life.now, **given))
+        protocol.until(lambda: arrived.is_set() or not actor.is_alive(), pause=0.002)
+        assert spec.schedule is not None
+        going = actor, leave, oracle.Run(life.now, trigger, spec.schedule.latest(life.now))
+        if not arrived.is_set():  # nothing was due, or it was sent away
+            self._close(*going)
+            return
+        life.note(self, "the engine is at work", trigger)
+        self.told.runs.append(going[2])
+        self._going, self._was_wanted = going, False
+        length = rng.choice([0.02, 0.02, 1.2]) * rng.random() * spec.limits.timeout
+        life.at(life.near(self, life.now + length), self.finish, survives=True)
+
+    def finish(self) -> None:
+        if self._going is not None:
+            self._close(*self._going)
+            self._going = None
+
+    def _close(self, actor: Actor, leave: Event, run: oracle.Run) -> None:
+        leave.set()
+        with suppress(BrokenError, KeyboardInterrupt, GafferError):
+            actor.result()
+        row = self.life.control.execute(
+            "select outcome from gaffer.job_runs where job = %s and started_at = %s", [self.name, run.started_at]
+        ).fetchone()
+        assert row is not None
+        outcome = Outcome(row[0])
+        self.life.note(self, "the engine's run", run.trigger, "of", run.started_at, "is over:", outcome)
+        if outcome.did_not_work:
+            self._was_wanted |= outcome is Outcome.BUSY
+            return
+        if run not in self.told.runs:
+            self.told.runs.append(run)
+            self._was_wanted = False
+        run.ended_at, run.outcome = self.life.now, outcome
+        if outcome is Outcome.SUCCEEDED:  # it looks again for a wake-up that met it
+            run.covers = self.life.now if self._was_wanted else run.started_at
+        self._is_over(run)
+
+    def abort(self) -> None:
+        if self._going is not None:
+            self._going[1].set()
+
+
 # ── the whole of it ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -460,7 +554,9 @@ class Tally:
 class Life:
     """A world of jobs from its start to its end."""
 
-    def __init__(self, url: str, seed: object, tempo: Tempo, size: int, *, forgets: bool = False) -> None:
+    def __init__(
+        self, url: str, seed: object, tempo: Tempo, size: int, *, engines: int = 0, forgets: bool = False
+    ) -> None:
         self.seed, self.tempo, self.forgets = seed, tempo, forgets
         self.rng = random.Random(f"{seed}")
         self.told = oracle.World()
@@ -480,7 +576,7 @@ class Life:
             WatchLoop("dagster", every, every),
             WatchLoop("cron", self.rng.choice(tempo.every), self.rng.choice([None, None, every])),
         ]
-        self.jobs = [Job(self, number) for number in range(size)]
+        self.jobs = [(EngineJob if number < engines else Job)(self, number) for number in range(size)]
         self.told.jobs = {job.name: job.told for job in self.jobs}
 
     def at(self, at: datetime, deed: Callable[[], object], *, survives: bool = False) -> None:
@@ -507,10 +603,10 @@ class Life:
     def _set(self, at: datetime) -> None:
         self.now = at
         self.control.execute("update gaffer.testing_now set at = %s", [at])
-        alive = [job.held.attempt.lease_id for job in self.jobs if job.held is not None and not job.held.is_cut_off]
+        alive = [job.name for job in self.jobs if job.is_alive]
         if alive:  # their keepers have done so all the time
             self.control.execute(
-                "update gaffer.job_lease set lease_until = %s where lease_id = any(%s)", [at + LEASE, alive]
+                "update gaffer.job_lease set lease_until = %s where job = any(%s)", [at + LEASE, alive]
             )
 
     def live(self) -> None:
@@ -518,7 +614,7 @@ class Life:
             first = self.now + self.rng.choice([0, 0, 0, 0.2]) * self.rng.random() * self.tempo.days * DAY
             self.at(first, lambda job=job: self._begin(job), survives=True)
         for watcher in self.watchers:
-            self.at(self.now + self.rng.random() * watcher.interval, lambda watcher=watcher: self._watch(watcher))
+            self.at(self.now + self.rng.random() * watcher.interval, _Watching(self, watcher))
         self.at(self.now + self.rng.random() * self.tempo.days * DAY, self._outage)
         while self._coming and self._coming[0][0] <= self.until:
             at, _, _, deed, survives = heapq.heappop(self._coming)
@@ -546,7 +642,9 @@ class Life:
         length = self.rng.choice([0.02, 0.1, 1, 1]) * self.rng.random() * self.tempo.mood
         self.tally.outages += 1
         for job in self.jobs:
-            if job.held is not None and not job.held.is_cut_off:
+            if isinstance(job, EngineJob):
+                job.finish()
+            elif job.is_alive:
                 job.cut_off(self.rng.random() * LEASE)
         self.down_until = self.now + length
         self.at(self.down_until + self.rng.random() * self.tempo.days * DAY, self._outage, survives=True)
@@ -569,7 +667,7 @@ class Life:
             return
         report = look(self.connection, Watcher(watcher.name, watcher.every, jobs_here))
         assert report is not None
-        assert report.at == self.now
+        assert (report.at, list(report.problems)) == (self.now, [])
         self.tally.passes += 1
         opened = self.told.look(watcher.name, self.now, watcher.every, jobs_here)
         found = {
@@ -632,6 +730,9 @@ class Life:
             incident.acked_at = self.now
 
     def close(self) -> None:
+        for job in self.jobs:
+            if isinstance(job, EngineJob):
+                job.abort()
         self.connection.close()
         self.control.close()
 
