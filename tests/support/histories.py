@@ -60,6 +60,52 @@ def stand_still(url: str) -> None:
     )
 
 
+LOST = datetime.min.replace(tzinfo=timezone.utc)
+
+
+def end(
+    connection: db.Connection,
+    attempt: Attempt,
+    outcome: Outcome,
+    now: datetime,
+    trigger: str = "schedule",
+    reached: datetime | None = None,
+    oldest_due_at: datetime | None = None,
+    held_by: str | None = None,
+) -> datetime | None:
+    """Ends a run as `engine/run.py` does, which looks again for a wake-up that met it. `reached`: how far it got, where
+    it did not do everything. The ticks up to the answer are covered; `LOST`: another run has taken over."""
+    grant = attempt.grant
+    looked_at, wanted_at = grant.granted_at, grant.wanted_at
+    assert looked_at is not None
+    assert grant.first_seen_at is not None
+    while True:
+        covers = looked_at if outcome in (Outcome.SUCCEEDED, Outcome.PARTIAL) else reached
+        next_due_at = None
+        if trigger == "redo":
+            covers = None
+        if covers is not None:
+            before = min(covers, grant.covered_until or grant.first_seen_at)
+            next_due_at = history.of_job(connection, attempt.job, before, runs=False).next(covers, now)
+        try:
+            ending = protocol.end(
+                connection,
+                attempt.lease,
+                outcome,
+                wanted_at=wanted_at,
+                covered_until=covers,
+                next_due_at=next_due_at,
+                oldest_due_at=oldest_due_at,
+                held_by=held_by,
+            )
+        except UnknownJobError:  # its row was deleted since
+            db.roll_back(connection)
+            return LOST
+        if ending.result != "wanted":
+            return covers if ending.result == "ended" else LOST
+        looked_at, wanted_at = now, ending.wanted_at
+
+
 # ── what the histories are made of ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -320,50 +366,18 @@ class Job:
         self.life.note(self, "is not heard of any more; its lease ends", self.held.run.dies_at)
 
     def _end(self, held: Held, outcome: Outcome) -> None:
-        """As `engine/run.py` ends a run, also one that another has taken over from meanwhile."""
-        rng, run, grant, connection = self.rng, held.run, held.attempt.grant, self.life.connection
-        spec, now = self.version.spec, self.life.now
-        assert spec.schedule is not None
-        assert grant.granted_at is not None
-        counts = run.trigger != "redo"
-        looked_at, wanted_at = grant.granted_at, grant.wanted_at
-        before = grant.covered_until or grant.first_seen_at or looked_at
+        rng, run, life = self.rng, held.run, self.life
+        reached, oldest = None, None
+        if not self.is_rows:  # of intervals, those that were done are covered however the run ended
+            before = max((each.covers for each in self.told.runs if each.covers), default=self.told.versions[0].at)
+            reached = rng.choice([None, before + rng.random() * max(run.started_at - before, timedelta())])
+            oldest = (reached or before) if outcome is Outcome.CAPPED else None
         held_by = "pid 7" if rng.random() < MOODS[self.mood].get("held", 0) else None
-        while True:
-            covers = looked_at if outcome in (Outcome.SUCCEEDED, Outcome.PARTIAL) else None
-            if covers is None and not self.is_rows and rng.random() < 0.5:
-                # Of intervals, those that were done are covered however the run ended.
-                covers = min(looked_at, before + rng.random() * (looked_at - before))
-            if not counts:
-                covers = None
-            next_due_at = None
-            if covers is not None:
-                past = history.of_job(connection, self.name, min(before, covers), runs=False)
-                next_due_at = past.next(covers, now)
-            oldest = None
-            if outcome is Outcome.CAPPED and not self.is_rows:
-                oldest = covers or before
-            try:
-                ending = protocol.end(
-                    connection,
-                    held.attempt.lease,
-                    outcome,
-                    wanted_at=wanted_at,
-                    covered_until=covers,
-                    next_due_at=next_due_at,
-                    oldest_due_at=oldest,
-                    held_by=held_by,
-                )
-            except UnknownJobError:  # another took over, and its row was deleted since
-                db.roll_back(connection)
-                return
-            if ending.result != "wanted":
-                break
-            looked_at, wanted_at = now, ending.wanted_at
-        self.life.note(self, "ended", outcome, ending.result, "covers", covers, "held by", held_by)
-        if ending.result == "ended":
+        covers = end(life.connection, held.attempt, outcome, life.now, run.trigger, reached, oldest, held_by)
+        life.note(self, "ended", outcome, "covers", covers, "held by", held_by)
+        if covers is not LOST:
             self.held = None
-            run.ended_at, run.outcome, run.covers = now, outcome, covers
+            run.ended_at, run.outcome, run.covers = life.now, outcome, covers
             run.oldest_due_at, run.held_by = oldest, held_by
             self._is_over(run)
 
@@ -706,11 +720,16 @@ class Life:
             ).fetchall()
         )
 
-    def _compare_all(self) -> None:
-        rows = self.control.execute(
+    def noted(self) -> list[tuple[Any, ...]]:
+        """Every incident, in the order in which they were opened."""
+        return self.control.execute(
             "select job, watch, kind, since_at, opened_at, resolved_at, reminders, reminded_at from gaffer.alert"
+            " order by opened_at, job, watch, kind"
         ).fetchall()
-        self._same(sorted(map(str, rows)), sorted(str(_row(each)) for each in self.told.incidents), "noted in the end")
+
+    def _compare_all(self) -> None:
+        expected = sorted(str(_row(each)) for each in self.told.incidents)
+        self._same(sorted(map(str, self.noted())), expected, "noted in the end")
         for incident in self.told.incidents:
             kind = str(incident.kind)
             self.tally.incidents[kind] = self.tally.incidents.get(kind, 0) + 1
