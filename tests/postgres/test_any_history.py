@@ -98,7 +98,10 @@ BROKEN = {
     "each change re-bases": ("register", {"when next_due_at <= v_now then": "when false then"}),
     "a resume forgets": ("resume", {"then p_next_tick else": "then next_due_at else"}),
     "a pause in place of another forgets": ("pause", {"then p_next_tick else": "then next_due_at else"}),
-    "a run covers, and what is due next stays": ("end_run", {", next_due_at = p_next_due_at\n": "\n"}),
+    "a run covers, and what is due next stays": (
+        "end_run",
+        {"then next_due_at else p_next_due_at end": "then next_due_at else next_due_at end"},
+    ),
 }
 
 

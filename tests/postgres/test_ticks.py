@@ -163,7 +163,9 @@ def test_only_a_tick_can_be_too_late(ticks: Make, trigger: str, outcome: Outcome
 
 
 def test_a_late_tick_that_is_asked_for_again_would_be_caught(ticks: Make, url: str) -> None:
-    variants.replace(url, "acquire", {"p_tick), next_due_at = p_next_tick": "p_tick)"})
+    variants.replace(
+        url, "acquire", {"next_due_at <= p_tick then p_next_tick": "next_due_at <= p_tick then next_due_at"}
+    )
     with pytest.raises(AssertionError):
         test_only_a_tick_can_be_too_late(ticks, "schedule", Outcome.LATE)
 

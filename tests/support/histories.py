@@ -10,32 +10,39 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
+from threading import Event
 from typing import Any
 from unittest import mock
 
-from gaffer_dagster.domain.alert import Alerts
+from gaffer_dagster.domain.alert import Alerts, Kind
 from gaffer_dagster.domain.bounds import Bounds
 from gaffer_dagster.domain.due import EachInterval, NewRows, Window
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine import watch as engine_watch
+from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.watch import Watcher, look
+from gaffer_dagster.engine.zone_data import zone_data
 from gaffer_dagster.errors import GafferError, UnknownJobError
 from gaffer_dagster.store import db, history, operations
 from gaffer_dagster.store import jobs as job_table
 from gaffer_dagster.store.jobs import Registration
 from gaffer_dagster.store.operations import Operator
 from tests.support import jobs, oracle, protocol
-from tests.support.protocol import Attempt
+from tests.support.protocol import Actor, Attempt
 
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 LEASE = timedelta(seconds=60)
 ANN = Operator("ann", None)
+
+
+class BrokenError(Exception):
+    """What the work of a run raises to fail."""
 
 
 class KilledError(Exception):
@@ -51,6 +58,52 @@ def stand_still(url: str) -> None:
         "create or replace function gaffer.clock() returns timestamptz language sql volatile"
         " set search_path = pg_catalog, pg_temp as 'select at from gaffer.testing_now'",
     )
+
+
+LOST = datetime.min.replace(tzinfo=timezone.utc)
+
+
+def end(
+    connection: db.Connection,
+    attempt: Attempt,
+    outcome: Outcome,
+    now: datetime,
+    trigger: str = "schedule",
+    reached: datetime | None = None,
+    oldest_due_at: datetime | None = None,
+    held_by: str | None = None,
+) -> datetime | None:
+    """Ends a run as `engine/run.py` does, which looks again for a wake-up that met it. `reached`: how far it got, where
+    it did not do everything. The ticks up to the answer are covered; `LOST`: another run has taken over."""
+    grant = attempt.grant
+    looked_at, wanted_at = grant.granted_at, grant.wanted_at
+    assert looked_at is not None
+    assert grant.first_seen_at is not None
+    while True:
+        covers = looked_at if outcome in (Outcome.SUCCEEDED, Outcome.PARTIAL) else reached
+        next_due_at = None
+        if trigger == "redo":
+            covers = None
+        if covers is not None:
+            before = min(covers, grant.covered_until or grant.first_seen_at)
+            next_due_at = history.of_job(connection, attempt.job, before, runs=False).next(covers, now)
+        try:
+            ending = protocol.end(
+                connection,
+                attempt.lease,
+                outcome,
+                wanted_at=wanted_at,
+                covered_until=covers,
+                next_due_at=next_due_at,
+                oldest_due_at=oldest_due_at,
+                held_by=held_by,
+            )
+        except UnknownJobError:  # its row was deleted since
+            db.roll_back(connection)
+            return LOST
+        if ending.result != "wanted":
+            return covers if ending.result == "ended" else LOST
+        looked_at, wanted_at = now, ending.wanted_at
 
 
 # ── what the histories are made of ───────────────────────────────────────────────────────────────────────────────────
@@ -161,6 +214,11 @@ class Job:
         self.others: list[Version] = []  # code that still runs somewhere
         self.listed_by = {watcher.name for watcher in life.watchers if self.rng.random() < 0.7}
         self.is_retired = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Its run is at work, and renews its lease."""
+        return self.held is not None and not self.held.is_cut_off
 
     # ── its definition ──
 
@@ -297,7 +355,7 @@ class Job:
 
     def _die(self, held: Held) -> None:
         """Its process is gone; the lease that it renewed last runs out."""
-        if self.held is held and not held.is_cut_off:
+        if self.held is held and self.is_alive:
             self.cut_off(self.rng.choice([LEASE, self.rng.random() * LEASE]))
 
     def cut_off(self, left: timedelta) -> None:
@@ -308,50 +366,18 @@ class Job:
         self.life.note(self, "is not heard of any more; its lease ends", self.held.run.dies_at)
 
     def _end(self, held: Held, outcome: Outcome) -> None:
-        """As `engine/run.py` ends a run, also one that another has taken over from meanwhile."""
-        rng, run, grant, connection = self.rng, held.run, held.attempt.grant, self.life.connection
-        spec, now = self.version.spec, self.life.now
-        assert spec.schedule is not None
-        assert grant.granted_at is not None
-        counts = run.trigger != "redo"
-        looked_at, wanted_at = grant.granted_at, grant.wanted_at
-        before = grant.covered_until or grant.first_seen_at or looked_at
+        rng, run, life = self.rng, held.run, self.life
+        reached, oldest = None, None
+        if not self.is_rows:  # of intervals, those that were done are covered however the run ended
+            before = max((each.covers for each in self.told.runs if each.covers), default=self.told.versions[0].at)
+            reached = rng.choice([None, before + rng.random() * max(run.started_at - before, timedelta())])
+            oldest = (reached or before) if outcome is Outcome.CAPPED else None
         held_by = "pid 7" if rng.random() < MOODS[self.mood].get("held", 0) else None
-        while True:
-            covers = looked_at if outcome in (Outcome.SUCCEEDED, Outcome.PARTIAL) else None
-            if covers is None and not self.is_rows and rng.random() < 0.5:
-                # Of intervals, those that were done are covered however the run ended.
-                covers = min(looked_at, before + rng.random() * (looked_at - before))
-            if not counts:
-                covers = None
-            next_due_at = None
-            if covers is not None:
-                past = history.of_job(connection, self.name, min(before, covers), runs=False)
-                next_due_at = past.next(covers, now)
-            oldest = None
-            if outcome is Outcome.CAPPED and not self.is_rows:
-                oldest = covers or before
-            try:
-                ending = protocol.end(
-                    connection,
-                    held.attempt.lease,
-                    outcome,
-                    wanted_at=wanted_at,
-                    covered_until=covers,
-                    next_due_at=next_due_at,
-                    oldest_due_at=oldest,
-                    held_by=held_by,
-                )
-            except UnknownJobError:  # another took over, and its row was deleted since
-                db.roll_back(connection)
-                return
-            if ending.result != "wanted":
-                break
-            looked_at, wanted_at = now, ending.wanted_at
-        self.life.note(self, "ended", outcome, ending.result, "covers", covers, "held by", held_by)
-        if ending.result == "ended":
+        covers = end(life.connection, held.attempt, outcome, life.now, run.trigger, reached, oldest, held_by)
+        life.note(self, "ended", outcome, "covers", covers, "held by", held_by)
+        if covers is not LOST:
             self.held = None
-            run.ended_at, run.outcome, run.covers = now, outcome, covers
+            run.ended_at, run.outcome, run.covers = life.now, outcome, covers
             run.oldest_due_at, run.held_by = oldest, held_by
             self._is_over(run)
 
@@ -433,6 +459,88 @@ class Job:
         life.at(life.near(self, life.now + rng.random() * life.tempo.mood), self.live, survives=True)
 
 
+class EngineJob(Job):
+    """One whose runs are the engine's own (`engine/run.py`), each in a thread that stands still while it is at work."""
+
+    def __init__(self, life: Life, number: int) -> None:
+        self.table = f"source{number}"
+        jobs.make_source(life.url, table=self.table)
+        super().__init__(life, number)
+        self._going: tuple[Actor, Event, oracle.Run] | None = None
+        self._was_wanted = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self._going is not None
+
+    def _new_version(self, **given: Any) -> Version:
+        self.is_rows = True
+        version = super()._new_version(**(given | {"due": self.table}))
+        spec = replace(version.spec, bounds=Bounds(batch_rows=3, batches=2, timeout=self.settings["timeout"]))
+        return Version(spec, version.work, zone_data(spec.timezone))
+
+    def wake(self, trigger: str = "schedule", *, despite_pause: bool = False) -> None:
+        rng, life, spec, ends = self.rng, self.life, self.version.spec, MOODS[self.mood]["ends"]
+        if trigger == "redo":  # only intervals are done once more
+            return
+        wish = rng.choices(list(ends), list(ends.values()))[0]
+        jobs.add_rows(life.url, 9 if wish == "capped" else rng.choice([0, 0, 1, 5]), self.table)
+        arrived, leave = Event(), Event()
+
+        def work(batch: Batch) -> None:
+            arrived.set()
+            assert leave.wait(300)
+            if wish in ("failed", "timed_out"):
+                raise BrokenError
+            if wish == "interrupted":
+                raise KeyboardInterrupt
+            jobs.copy_rows(batch)
+
+        given: dict[str, Any] = {"trigger": trigger, "despite_pause": despite_pause, "work_hash": self.version.work}
+        actor = Actor(lambda: jobs.run(spec, life.url, work, worker_clock=lambda: life.now, **given))
+        protocol.until(lambda: arrived.is_set() or not actor.is_alive(), pause=0.002)
+        assert spec.schedule is not None
+        going = actor, leave, oracle.Run(life.now, trigger, spec.schedule.latest(life.now))
+        if not arrived.is_set():  # nothing was due, or it was sent away
+            self._close(*going)
+            return
+        life.note(self, "the engine is at work", trigger)
+        self.told.runs.append(going[2])
+        self._going, self._was_wanted = going, False
+        length = rng.choice([0.02, 0.02, 1.2]) * rng.random() * spec.limits.timeout
+        life.at(life.near(self, life.now + length), self.finish, survives=True)
+
+    def finish(self) -> None:
+        if self._going is not None:
+            self._close(*self._going)
+            self._going = None
+
+    def _close(self, actor: Actor, leave: Event, run: oracle.Run) -> None:
+        leave.set()
+        with suppress(BrokenError, KeyboardInterrupt, GafferError):
+            actor.result()
+        row = self.life.control.execute(
+            "select outcome from gaffer.job_runs where job = %s and started_at = %s", [self.name, run.started_at]
+        ).fetchone()
+        assert row is not None
+        outcome = Outcome(row[0])
+        self.life.note(self, "the engine's run", run.trigger, "of", run.started_at, "is over:", outcome)
+        if outcome.did_not_work:
+            self._was_wanted |= outcome is Outcome.BUSY
+            return
+        if run not in self.told.runs:
+            self.told.runs.append(run)
+            self._was_wanted = False
+        run.ended_at, run.outcome = self.life.now, outcome
+        if outcome is Outcome.SUCCEEDED:  # it looks again for a wake-up that met it
+            run.covers = self.life.now if self._was_wanted else run.started_at
+        self._is_over(run)
+
+    def abort(self) -> None:
+        if self._going is not None:
+            self._going[1].set()
+
+
 # ── the whole of it ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -460,7 +568,9 @@ class Tally:
 class Life:
     """A world of jobs from its start to its end."""
 
-    def __init__(self, url: str, seed: object, tempo: Tempo, size: int, *, forgets: bool = False) -> None:
+    def __init__(
+        self, url: str, seed: object, tempo: Tempo, size: int, *, engines: int = 0, forgets: bool = False
+    ) -> None:
         self.seed, self.tempo, self.forgets = seed, tempo, forgets
         self.rng = random.Random(f"{seed}")
         self.told = oracle.World()
@@ -480,7 +590,7 @@ class Life:
             WatchLoop("dagster", every, every),
             WatchLoop("cron", self.rng.choice(tempo.every), self.rng.choice([None, None, every])),
         ]
-        self.jobs = [Job(self, number) for number in range(size)]
+        self.jobs = [(EngineJob if number < engines else Job)(self, number) for number in range(size)]
         self.told.jobs = {job.name: job.told for job in self.jobs}
 
     def at(self, at: datetime, deed: Callable[[], object], *, survives: bool = False) -> None:
@@ -507,10 +617,10 @@ class Life:
     def _set(self, at: datetime) -> None:
         self.now = at
         self.control.execute("update gaffer.testing_now set at = %s", [at])
-        alive = [job.held.attempt.lease_id for job in self.jobs if job.held is not None and not job.held.is_cut_off]
+        alive = [job.name for job in self.jobs if job.is_alive]
         if alive:  # their keepers have done so all the time
             self.control.execute(
-                "update gaffer.job_lease set lease_until = %s where lease_id = any(%s)", [at + LEASE, alive]
+                "update gaffer.job_lease set lease_until = %s where job = any(%s)", [at + LEASE, alive]
             )
 
     def live(self) -> None:
@@ -518,7 +628,7 @@ class Life:
             first = self.now + self.rng.choice([0, 0, 0, 0.2]) * self.rng.random() * self.tempo.days * DAY
             self.at(first, lambda job=job: self._begin(job), survives=True)
         for watcher in self.watchers:
-            self.at(self.now + self.rng.random() * watcher.interval, lambda watcher=watcher: self._watch(watcher))
+            self.at(self.now + self.rng.random() * watcher.interval, _Watching(self, watcher))
         self.at(self.now + self.rng.random() * self.tempo.days * DAY, self._outage)
         while self._coming and self._coming[0][0] <= self.until:
             at, _, _, deed, survives = heapq.heappop(self._coming)
@@ -546,7 +656,9 @@ class Life:
         length = self.rng.choice([0.02, 0.1, 1, 1]) * self.rng.random() * self.tempo.mood
         self.tally.outages += 1
         for job in self.jobs:
-            if job.held is not None and not job.held.is_cut_off:
+            if isinstance(job, EngineJob):
+                job.finish()
+            elif job.is_alive:
                 job.cut_off(self.rng.random() * LEASE)
         self.down_until = self.now + length
         self.at(self.down_until + self.rng.random() * self.tempo.days * DAY, self._outage, survives=True)
@@ -569,15 +681,24 @@ class Life:
             return
         report = look(self.connection, Watcher(watcher.name, watcher.every, jobs_here))
         assert report is not None
-        assert report.at == self.now
+        assert (report.at, list(report.problems)) == (self.now, [])
         self.tally.passes += 1
         opened = self.told.look(watcher.name, self.now, watcher.every, jobs_here)
         found = {
             (("job", finding.job) if finding.watch is None else ("watch", finding.watch), finding.kind): finding.since
             for finding in report.findings
         }
-        self._same(found, self.told.truth, "found")
+        self._same(found, self._known_by_row(found), "found")
         self._same(self._opened(), {_row(incident) for incident in opened}, "left open")
+
+    def _known_by_row(self, found: Mapping[Any, datetime]) -> dict[Any, datetime]:
+        """What is true, but for what the job's row forgets: of runs at work it keeps the newest hundred."""
+        truth = dict(self.told.truth)
+        for job in self.jobs:
+            of = (("job", job.name), Kind.ABSENCE)
+            if of in truth and sum(run.started_at > truth[of] for run in job.told.runs) > 90:
+                truth[of] = found.get(of, truth[of])
+        return truth
 
     def _killed_pass(self, watcher: WatchLoop, jobs_here: list[str]) -> None:
         """Dies before its COMMIT, having done everything else."""
@@ -599,11 +720,16 @@ class Life:
             ).fetchall()
         )
 
-    def _compare_all(self) -> None:
-        rows = self.control.execute(
+    def noted(self) -> list[tuple[Any, ...]]:
+        """Every incident, in the order in which they were opened."""
+        return self.control.execute(
             "select job, watch, kind, since_at, opened_at, resolved_at, reminders, reminded_at from gaffer.alert"
+            " order by opened_at, job, watch, kind"
         ).fetchall()
-        self._same(sorted(map(str, rows)), sorted(str(_row(each)) for each in self.told.incidents), "noted in the end")
+
+    def _compare_all(self) -> None:
+        expected = sorted(str(_row(each)) for each in self.told.incidents)
+        self._same(sorted(map(str, self.noted())), expected, "noted in the end")
         for incident in self.told.incidents:
             kind = str(incident.kind)
             self.tally.incidents[kind] = self.tally.incidents.get(kind, 0) + 1
@@ -632,6 +758,9 @@ class Life:
             incident.acked_at = self.now
 
     def close(self) -> None:
+        for job in self.jobs:
+            if isinstance(job, EngineJob):
+                job.abort()
         self.connection.close()
         self.control.close()
 

@@ -315,8 +315,9 @@ begin
             perform gaffer.count_failure(p_job, p_tick, v_grant.granted_at);
         elsif v_grant.outcome = 'late' then
             update gaffer.job
-               set skipped_until = greatest(skipped_until, p_tick), next_due_at = p_next_tick,
-                   late_tick = coalesce(late_tick, next_due_at, p_tick)
+               set skipped_until = greatest(skipped_until, p_tick),
+                   next_due_at = case when next_due_at <= p_tick then p_next_tick else next_due_at end,
+                   late_tick = coalesce(late_tick, case when next_due_at <= p_tick then next_due_at end)
              where name = p_job;
         elsif v_grant.outcome = 'paused' then
             -- What was due before the pause began stays due.
