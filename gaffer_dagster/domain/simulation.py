@@ -209,7 +209,8 @@ class _Row:
             return Outcome.BUSY
         if max_late is not None and at > tick + max_late and tick > (self.covered_until or self.first_seen_at):
             self.skipped_until = tick
-            self._wait_for(self.late_tick or self.next_due_at or tick, self._schedule.next(at))
+            if self.next_due_at is not None and self.next_due_at <= tick:
+                self._wait_for(self.late_tick or self.next_due_at, self._schedule.next(at))
             return Outcome.LATE
         return Outcome.RUNNING
 

@@ -401,7 +401,7 @@ BROKEN_STORE = {
     "a late tick is forgotten": (
         13,
         "acquire",
-        {"late_tick = coalesce(late_tick, next_due_at, p_tick)": "late_tick = null"},
+        {"late_tick = coalesce(late_tick, case when next_due_at <= p_tick then next_due_at end)": "late_tick = null"},
     ),
     "a gap is not noted": (
         16,
