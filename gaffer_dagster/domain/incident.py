@@ -135,47 +135,22 @@ def findings(watched: Watched, now: datetime, gaps: Sequence[Stretch] = ()) -> I
     """Everything that is wrong with the job at `now`. `gaps`: the stretches in which nobody looked, in order."""
     if watched.retired_at is not None:
         return
-    rules: list[tuple[Kind, datetime | None, Mapping[str, Any]]] = [
-        (Kind.ABSENCE, _absence(watched, now, gaps), _of_absence(watched)),
-        (
-            Kind.FAILURES,
-            _reached(watched.failed_at, watched.alerts.failures, watched.rules_at),
-            {"failures": watched.consecutive_failures, "last_success_at": _text(watched.last_success_at)},
-        ),
-        (
-            Kind.CAPPED,
-            _reached(watched.capped_at, watched.alerts.capped, watched.rules_at),
-            {"runs": watched.consecutive_capped, "due_since": _text(watched.due_since)},
-        ),
-        (
-            Kind.BACKLOG,
-            _after(watched.due_since, watched.alerts.backlog, watched.rules_at),
-            {"due_since": _text(watched.due_since)},
-        ),
-        (
-            Kind.STALLED,
-            _after(watched.held_since, watched.alerts.stalled, watched.rules_at),
-            {"held_since": _text(watched.held_since), "held_by": watched.held_by},
-        ),
-        (Kind.PARKED, watched.parked_at if watched.parked else None, {"rows": watched.parked}),
-        (
-            Kind.TAKEOVERS,
-            _after(_crowded(watched.taken_over_at, watched.alerts.takeovers, _DAY, now), timedelta(), watched.rules_at),
-            {"runs": sum(now - _DAY < at <= now for at in watched.taken_over_at)},
-        ),
-        (
-            Kind.PAUSE,
-            None
-            if watched.paused_until is not None
-            else _after(watched.paused_at, watched.alerts.pause, watched.rules_at),
-            {"paused_at": _text(watched.paused_at), "by": watched.paused_by, "reason": watched.pause_reason},
-        ),
-        (Kind.VANISHED, watched.vanished_at, {}),
-        (Kind.VERSIONS, _crowded(watched.returned_at, 2, _HOUR, now), {}),
-    ]
-    for kind, since, details in rules:
+    alerts, rules_at = watched.alerts, watched.rules_at
+    rules = {
+        Kind.ABSENCE: _absence(watched, now, gaps),
+        Kind.FAILURES: _reached(watched.failed_at, alerts.failures, rules_at),
+        Kind.CAPPED: _reached(watched.capped_at, alerts.capped, rules_at),
+        Kind.BACKLOG: _after(watched.due_since, alerts.backlog, rules_at),
+        Kind.STALLED: _after(watched.held_since, alerts.stalled, rules_at),
+        Kind.PARKED: watched.parked_at if watched.parked else None,
+        Kind.TAKEOVERS: _after(_crowded(watched.taken_over_at, alerts.takeovers, _DAY, now), timedelta(), rules_at),
+        Kind.PAUSE: _after(watched.paused_at, alerts.pause, rules_at) if watched.paused_until is None else None,
+        Kind.VANISHED: watched.vanished_at,
+        Kind.VERSIONS: _crowded(watched.returned_at, 2, _HOUR, now),
+    }
+    for kind, since in rules.items():
         if since is not None and since <= now:
-            yield Finding(kind, since, details, job=watched.job, row=watched.row)
+            yield Finding(kind, since, _details(kind, watched, now), job=watched.job, row=watched.row)
 
 
 def silent(watch: Watch, now: datetime) -> Finding | None:
@@ -218,12 +193,6 @@ def _deadline(watched: Watched, tick: datetime, now: datetime, gaps: Sequence[St
     return max(deadline, watched.rules_at)
 
 
-def _of_absence(watched: Watched) -> Mapping[str, Any]:
-    stored = watched.spec["schedule"]
-    zone = None if stored is None else stored["timezone"]
-    return {"tick": _text(watched.tick), "timezone": zone, "last_success_at": _text(watched.last_success_at)}
-
-
 # ── the others ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -243,6 +212,30 @@ def _crowded(times: Sequence[datetime], count: int, within: timedelta, now: date
             began = last if ended is None or last > ended else began
             ended = first + within
     return began if ended is not None and ended > now else None
+
+
+def _details(kind: Kind, watched: Watched, now: datetime) -> Mapping[str, Any]:
+    """What there is to say of it: facts, which a notice puts into words."""
+    last_success_at = _text(watched.last_success_at)
+    if kind is Kind.ABSENCE:
+        stored = watched.spec["schedule"]
+        zone = None if stored is None else stored["timezone"]
+        return {"tick": _text(watched.tick), "timezone": zone, "last_success_at": last_success_at}
+    if kind is Kind.FAILURES:
+        return {"failures": watched.consecutive_failures, "last_success_at": last_success_at}
+    if kind is Kind.CAPPED:
+        return {"runs": watched.consecutive_capped, "due_since": _text(watched.due_since)}
+    if kind is Kind.BACKLOG:
+        return {"due_since": _text(watched.due_since)}
+    if kind is Kind.STALLED:
+        return {"held_since": _text(watched.held_since), "held_by": watched.held_by}
+    if kind is Kind.PARKED:
+        return {"rows": watched.parked}
+    if kind is Kind.TAKEOVERS:
+        return {"runs": sum(now - _DAY < at <= now for at in watched.taken_over_at)}
+    if kind is Kind.PAUSE:
+        return {"paused_at": _text(watched.paused_at), "by": watched.paused_by, "reason": watched.pause_reason}
+    return {}
 
 
 def _text(at: datetime | None) -> str | None:
