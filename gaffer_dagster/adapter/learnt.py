@@ -36,10 +36,12 @@ _TELLING = {dg.DagsterEventType.ENGINE_EVENT, dg.DagsterEventType.STEP_FAILURE, 
 
 @dataclass(frozen=True)
 class Learnt:
-    """`dead`: the runs that were not known, by job; `reports`: what is now to be told to Dagster, by job."""
+    """`dead`: the runs that were not known, by job; `reports`: what is now to be told to Dagster, by job; `failed`: why
+    some could not be learnt, which are tried again."""
 
     dead: Sequence[Dead] = ()
     reports: dict[str, list[dg.AssetMaterialization]] = field(default_factory=dict[str, list[dg.AssetMaterialization]])
+    failed: Sequence[Exception] = ()
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ def learn(
         for each in _over(instance, record, by_key, mark.now)
     ]
     result = _tell(instance, connection, over)
+    if result.failed:
+        return result
     with db.impatient(connection):
         learnt.note(connection, watch, until or max(mark.first_seen_at, mark.now - _OVERLAP))
     return result
@@ -147,13 +151,17 @@ def _tell(instance: dg.DagsterInstance, connection: db.Connection, over: Sequenc
         known = learnt.known(connection, run_ids)
         unreported = runs.unreported(connection, run_ids)
     dead: list[Dead] = []
+    failed: list[Exception] = []
     for each in sorted(over, key=lambda one: one.ended_at):  # the streak counts in the order of time
         if (each.job.spec.name, each.record.dagster_run.run_id) not in known:
-            told = _dead(instance, each)
-            with db.impatient(connection):
-                if learnt.learn(connection, told) is not None:
-                    dead.append(told)
-    return Learnt(dead, _reports(instance, connection, over, unreported))
+            try:
+                told = _dead(instance, each)
+                with db.impatient(connection):
+                    if learnt.learn(connection, told) is not None:
+                        dead.append(told)
+            except Exception as error:  # of one run: the others are learnt all the same
+                failed.append(error)
+    return Learnt(dead, _reports(instance, connection, over, unreported), failed)
 
 
 def _dead(instance: dg.DagsterInstance, over: _Over) -> Dead:

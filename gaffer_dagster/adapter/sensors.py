@@ -138,6 +138,8 @@ def _pass(
         told = learnt.learn(context.instance, connection, found, watcher.name, location)
         tick.learnt += [dead.job for dead in told.dead]
         tick.reports += [event for events in told.reports.values() for event in events]
+        if told.failed:
+            raise told.failed[0]
     report = look(connection, watcher)
     if report is None:
         context.log.info(f"database {database!r}: another pass is going on")

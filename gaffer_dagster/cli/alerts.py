@@ -6,8 +6,9 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from gaffer_dagster import database
 from gaffer_dagster.cli.operate import end_of, operator_of, whose
 from gaffer_dagster.cli.process import log_to_stderr
 from gaffer_dagster.cli.show import print_table, show_time
+from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.incident import Alert
 from gaffer_dagster.domain.notice import explained, test_message
 from gaffer_dagster.engine.log import wrap
@@ -24,6 +26,8 @@ from gaffer_dagster.engine.receivers import receivers_from
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import alerts as store
 from gaffer_dagster.store import db, deliveries, jobs, migrate, operations
+
+_LONGEST_MUTE = timedelta(days=31)
 
 
 @click.group()
@@ -41,6 +45,7 @@ def list_alerts(everything: bool, limit: int, as_json: bool) -> None:
         migrate.verify(connection)
         found = store.newest(connection, limit) if everything else store.opened(connection)
         receivers = deliveries.receivers(connection)
+        mutes = store.mutes(connection)
     if as_json:
         for alert in found:
             click.echo(json.dumps(asdict(alert), default=_plain))
@@ -55,7 +60,7 @@ def list_alerts(everything: bool, limit: int, as_json: bool) -> None:
                 str(alert.severity),
                 show_time(alert.since_at),
                 show_time(alert.opened_at),
-                _state(alert),
+                _state(alert, mutes),
                 explained(alert.kind, alert.details),
             )
         print_table(table)
@@ -64,14 +69,16 @@ def list_alerts(everything: bool, limit: int, as_json: bool) -> None:
     for receiver in receivers:
         if receiver.failing_since is not None:
             click.echo(
-                f"receiver {receiver.name}: {receiver.waiting:,} wait since {show_time(receiver.failing_since)}: "
-                f"{receiver.error}"
+                f"receiver {receiver.name}: {receiver.waiting:,} wait; it has been failing since "
+                f"{show_time(receiver.failing_since)}: {receiver.error}"
             )
 
 
-def _state(alert: Alert) -> str:
+def _state(alert: Alert, mutes: Mapping[str, datetime]) -> str:
     if alert.resolved_at is not None:
         return f"resolved {show_time(alert.resolved_at)}"
+    if alert.job is not None and alert.job in mutes:
+        return f"open, muted until {show_time(mutes[alert.job])}"
     if alert.acked_at is not None:
         return f"known to {alert.acked_by}" + (f": {alert.ack_reason}" if alert.ack_reason else "")
     return "open"
@@ -105,6 +112,11 @@ def mute(job: str, until: str, by: str | None, reason: str | None) -> None:
         migrate.verify(connection)
         record = jobs.get(connection, job)
         end = end_of(until, record.seen_at, record.timezone)
+        if end - record.seen_at > _LONGEST_MUTE:
+            raise BadInputError(
+                f"--until {until!r} is longer than {in_words(_LONGEST_MUTE)}, and would be forgotten; give an "
+                "earlier time, or take the job out of the code and retire it"
+            )
         operations.mute(connection, job, end, operator)
     click.echo(f"{job} is muted until {show_time(end)}")
 

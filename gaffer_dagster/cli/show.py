@@ -76,6 +76,14 @@ def print_jobs(records: Sequence[JobRecord]) -> None:
 
 
 def _next_due(record: JobRecord) -> str:
+    if record.retired_at is not None:
+        return f"retired {show_time(record.retired_at)}"
+    if record.muted_until is not None and record.muted_until > record.seen_at:
+        return f"{_unmuted(record)}; muted until {show_time(record.muted_until)}"
+    return _unmuted(record)
+
+
+def _unmuted(record: JobRecord) -> str:
     if record.pause is not None and record.pause.holds(record.seen_at):
         until = "" if record.paused_until is None else f" until {show_time(record.paused_until)}"
         return f"paused{until} by {record.paused_by}" + (f": {record.pause_reason}" if record.pause_reason else "")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
@@ -44,7 +46,10 @@ def check(notify: bool, every: str | None, name: str | None, as_json: bool) -> N
     """
     if not notify and (every is not None or name is not None):
         raise click.UsageError("--every and --name are of a watch; add --notify")
-    watcher = Watcher(_name("check", name), None if every is None else as_duration(every, "--every"))
+    try:
+        watcher = Watcher(_name("check", name), None if every is None else _often(every, timedelta(days=31)))
+    except GafferError as error:
+        raise click.UsageError(str(error)) from None
     log_to_stderr(as_json=as_json, level=logging.WARNING)
     with signals():
         try:
@@ -53,24 +58,34 @@ def check(notify: bool, every: str | None, name: str | None, as_json: bool) -> N
                 jobs = alerts.count_jobs(connection)
                 if not jobs:
                     raise UnknownJobError(
-                        "no job is known to this database: it may be the wrong one (GAFFER_DATABASE_URL); a job is "
-                        "made known by its first run, by Dagster's sensor, or by: gaffer register"
+                        "no job that is meant to run is known to this database: it may be the wrong one "
+                        "(GAFFER_DATABASE_URL); a job is made known by its first run, by Dagster's sensor, or by: "
+                        "gaffer register"
                     )
                 done = attend(connection, watcher, os.environ, wrap(logging.getLogger("gaffer"))) if notify else None
                 report = done.report if done is not None and done.report is not None else examine(connection)
         except Exception as error:
-            _cannot_tell(error)
+            _cannot_tell(error, as_json=as_json)
     problems = report.problems if done is None else done.problems
     (_print_json if as_json else _print)(report, jobs, problems, None if done is None else done.sent)
     sys.exit(WRONG if problems or any(each.severity is Severity.ERROR for each in report.findings) else 0)
 
 
-def _cannot_tell(error: Exception) -> NoReturn:
+def _cannot_tell(error: Exception, *, as_json: bool) -> NoReturn:
+    said = str(error) if isinstance(error, GafferError) else db.primary_message(error)
+    if as_json:
+        click.echo(json.dumps({"error": said}))
     if not isinstance(error, GafferError) and not db.is_database_error(error):
-        raise error
-    said = str(error) if isinstance(error, GafferError) else f"the database refused: {db.primary_message(error)}"
+        traceback.print_exception(error)  # a fault of ours, and still one that leaves a probe without an answer
     click.echo(f"gaffer: cannot tell: {said}", err=True)
     sys.exit(CANNOT_TELL)
+
+
+def _often(every: str, most: timedelta) -> timedelta:
+    often = as_duration(every, "--every")
+    if not timedelta(seconds=1) <= often <= most:
+        raise BadInputError(f"--every {every!r} is too short or too long; give a duration from 1s to {in_words(most)}")
+    return often
 
 
 @click.command()
@@ -82,9 +97,7 @@ def watch(every: str, name: str | None, as_json: bool) -> None:
 
     Beside Dagster, on another host if possible. It goes on while the database is away, and ends by a signal.
     """
-    pause = as_duration(every, "--every")
-    if not timedelta(seconds=1) <= pause <= timedelta(hours=1):
-        raise BadInputError(f"--every {every!r} is too short or too long; give a duration from 1s to 1h")
+    pause = _often(every, timedelta(hours=1))
     watcher = Watcher(_name("watch", name), pause)
     log_to_stderr(as_json=as_json, level=logging.INFO)
     log = wrap(logging.getLogger("gaffer"), watch=watcher.name)
@@ -104,7 +117,10 @@ def watch(every: str, name: str | None, as_json: bool) -> None:
 
 
 def _name(driver: str, name: str | None) -> str:
-    return f"{driver}:{name or socket.gethostname()}"
+    called = socket.gethostname() if name is None else name
+    if not re.fullmatch(r"[\w.-]{1,100}", called):
+        raise BadInputError(f"--name {called!r}: use letters, digits and _ . -, at most 100")
+    return f"{driver}:{called}"
 
 
 def _print(report: Report, jobs: int, problems: Sequence[str], sent: int | None) -> None:

@@ -29,6 +29,7 @@ from gaffer_dagster.domain.spec import schedule_from_json
 
 _DAY, _HOUR = timedelta(days=1), timedelta(hours=1)
 _SILENT = timedelta(minutes=5)
+_UNSEEN = timedelta(minutes=1)
 _FAR = datetime(9000, 1, 1, tzinfo=timezone.utc)
 
 
@@ -113,6 +114,12 @@ class Watch:
     def silent_at(self) -> datetime | None:
         """When it has been silent for too long, if it does not look again before."""
         return None if self.every is None else self.last_pass_at + max(_SILENT, 3 * self.every)
+
+
+def unseen(every: timedelta) -> timedelta:
+    """After how long without a pass somebody who means to look so often calls it a stretch in which nobody looked, as
+    gaffer.begin_pass has it. Less than a watch may be silent: a short outage must be told from a job that is late."""
+    return max(_UNSEEN, 3 * every)
 
 
 @dataclass(frozen=True)
@@ -277,6 +284,7 @@ class Alert:
 class Verb(str, Enum):
     OPEN = "open"
     REMIND = "remind"
+    UPDATE = "update"
     RESOLVE = "resolve"
 
     def __str__(self) -> str:
@@ -300,7 +308,8 @@ class Step:
 def judge(
     found: Iterable[Finding], opened: Iterable[Alert], jobs: Mapping[str, Watched], now: datetime
 ) -> Iterator[Step]:
-    """What to open, remind of and resolve, where all that is wrong is `found` and these incidents are open."""
+    """What to open, remind of and resolve, where all that is wrong is `found` and these incidents are open; and of
+    which to say something else."""
     wrong = {(each.job, each.watch, each.kind): each for each in found}
     for alert in opened:
         each = wrong.pop(alert.of, None)
@@ -309,13 +318,42 @@ def judge(
             continue  # not looked at this time
         row = None if job is None else job.row
         if each is None:
-            last = None if job is None else _text(job.last_success_at)
-            details = {**alert.details, "last_success_at": last}
+            details = {**alert.details, "over": str(_over(alert, job))}
             yield Step(Verb.RESOLVE, alert.id, alert.job, alert.watch, row, alert.kind, alert.since_at, details)
         elif _wants_reminder(alert, job, now):
             yield Step(Verb.REMIND, alert.id, alert.job, alert.watch, row, alert.kind, alert.since_at, each.details)
+        elif each.details != alert.details:
+            yield Step(Verb.UPDATE, alert.id, alert.job, alert.watch, row, alert.kind, alert.since_at, each.details)
     for each in wrong.values():
         yield Step(Verb.OPEN, None, each.job, each.watch, each.row, each.kind, each.since, each.details)
+
+
+class Over(str, Enum):
+    """Why an incident is over: it need not be that all is well."""
+
+    RECOVERED = "recovered"
+    CHANGED = "changed"
+    """What is wrong is not called so any more: the job's rules were changed, or its ticks skipped."""
+    RETIRED = "retired"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def _over(alert: Alert, job: Watched | None) -> Over:
+    if job is None:
+        return Over.RECOVERED
+    if job.retired_at is not None:
+        return Over.RETIRED
+    still = {
+        Kind.ABSENCE: job.last_success_at is None or job.last_success_at < alert.since_at,
+        Kind.FAILURES: job.consecutive_failures > 0,
+        Kind.CAPPED: job.consecutive_capped > 0,
+        Kind.BACKLOG: job.due_since is not None and job.due_since < alert.since_at,
+        Kind.STALLED: job.held_since is not None and job.held_since < alert.since_at,
+        Kind.PAUSE: job.paused_at is not None,
+    }
+    return Over.CHANGED if still.get(alert.kind, False) else Over.RECOVERED
 
 
 def _wants_reminder(alert: Alert, job: Watched | None, now: datetime) -> bool:

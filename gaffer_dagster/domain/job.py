@@ -30,6 +30,8 @@ class JobRecord:
     paused_until: datetime | None
     paused_by: str | None
     pause_reason: str | None
+    muted_until: datetime | None
+    retired_at: datetime | None
     covered_until: datetime | None
     last_success_at: datetime | None
     last_success_tick: datetime | None

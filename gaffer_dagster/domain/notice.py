@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from gaffer_dagster.domain.alert import Kind, Severity
-from gaffer_dagster.domain.incident import Alert
+from gaffer_dagster.domain.incident import Alert, Over
 
 VERSION = 1
 """Of the JSON: it is raised when a field changes its meaning, not when one is added."""
@@ -40,11 +40,13 @@ class Event(str, Enum):
 
 @dataclass(frozen=True)
 class Notice:
-    """That something happened to an incident. `number`: of the reminder."""
+    """That something happened to an incident. `number`: of the reminder; `newer`: the incident of the same kind that is
+    open now, if there is one."""
 
     event: Event
     alert: Alert
     number: int = 0
+    newer: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "event", Event(self.event))  # the database has it as text
@@ -111,9 +113,19 @@ def _title(notice: Notice) -> str:
     if notice.event is Event.RESOLVED:
         words = _WORDS[alert.kind]
         since, until = _at(alert.details, alert.since_at), _at(alert.details, alert.resolved_at)
-        return f"[resolved] {name} {words.over}; {words.was} from {since} to {until} {number}"
+        return f"[resolved] {name} {_ended(notice)}; {words.was} from {since} to {until} {number}"
     still = f" (reminder {notice.number})" if notice.event is Event.REMINDED else ""
     return f"[{alert.severity}] {name}{still}: {sentence(alert.kind, alert.details)} {number}"
+
+
+def _ended(notice: Notice) -> str:
+    """Only what is so: that an incident is over need not mean that all is well."""
+    if notice.newer is not None:
+        return f"has another incident of the same kind since, [gaffer {notice.newer}]"
+    over = Over(notice.alert.details.get("over", Over.RECOVERED))
+    if over is Over.RETIRED:
+        return "was retired"
+    return _WORDS[notice.alert.kind].over if over is Over.RECOVERED else "goes by other rules now, or skipped the tick"
 
 
 def _lines(notice: Notice) -> list[str]:

@@ -26,7 +26,7 @@ from operator import itemgetter
 from uuid import UUID
 
 from gaffer_dagster.domain.duration import as_duration
-from gaffer_dagster.domain.incident import Alert, Step, Stretch, Verb, Watch, Watched, findings, judge
+from gaffer_dagster.domain.incident import Alert, Step, Stretch, Verb, Watched, findings, judge, unseen
 from gaffer_dagster.domain.lease import LEASE, RENEW_EVERY
 from gaffer_dagster.domain.ledger import History, Pause, Period, Reach, Tick, ledger, tick_from
 from gaffer_dagster.domain.moment import as_moment
@@ -36,8 +36,8 @@ from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.errors import BadInputError, BadSpecError
 
 _INSTANT = timedelta(microseconds=1)
-_GAP = timedelta(minutes=5)  # as learn_run has it
 _MOST = 100  # of the times that the job's row keeps
+_OUTAGE = timedelta(minutes=5)  # as learn_run has it
 
 _Event = tuple[datetime, int, Callable[[datetime], None]]
 _WHEN = itemgetter(0, 1)
@@ -267,11 +267,17 @@ class _Row:
     def learn_run(self, run: SimulatedRun, at: datetime, looked_at: datetime, gaps: Sequence[Stretch]) -> None:
         """`looked_at`: the last pass."""
         ended_at = run.started_at
-        is_unseen = _stretch_at(gaps, ended_at) is not None or (looked_at <= ended_at and looked_at < at - _GAP)
-        is_over = self.last_success_at is not None and ended_at <= self.last_success_at
-        if not (is_unseen or is_over or (self.paused is not None and self.paused.holds(run.started_at))):
-            self._count_failure(run.tick, ended_at)
-            self.failed_at.sort()
+        if self.last_success_at is not None and ended_at <= self.last_success_at:
+            return
+        if self.paused is not None and self.paused.holds(run.started_at):
+            return
+        gap = _stretch_at([gap for gap in gaps if gap.until > gap.since + _OUTAGE], ended_at)
+        if gap is not None or (looked_at <= ended_at and looked_at < at - _OUTAGE):
+            if self.next_due_at is not None and self.next_due_at <= at:
+                self.follow_up_at = self.follow_up_at or at
+            return
+        self._count_failure(run.tick, ended_at)
+        self.failed_at.sort()
 
     @property
     def grace_until(self) -> datetime | None:
@@ -448,8 +454,7 @@ class _Life:
         so the first that has something to note is found by halving."""
         every = self._given.every
         while self._looks_from < before and (first := self._pass_from(self._looks_from)) < before:
-            silent_at = None if self._looked_at is None else Watch("", every, self._looked_at).silent_at
-            if self._looked_at is not None and silent_at is not None and silent_at < first:
+            if self._looked_at is not None and self._looked_at < first - unseen(every):
                 self._gaps.append(Stretch(self._looked_at, first))
             end = min([before, *(stretch.since for stretch in self._blind if stretch.since > first)])
             last = -((first - end) // every) - 1
@@ -516,7 +521,7 @@ class _Life:
         alert = replace(self.incidents[step.alert], details=step.details)
         if step.verb is Verb.REMIND:
             alert = replace(alert, reminders=alert.reminders + 1, reminded_at=at)
-        else:
+        elif step.verb is Verb.RESOLVE:
             alert = replace(alert, resolved_at=at)
             self._open.remove(step.alert)
         self.incidents[step.alert] = alert

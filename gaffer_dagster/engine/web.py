@@ -205,6 +205,8 @@ def _what(error: Exception, limit: timedelta) -> str:
         return "its name cannot be resolved"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not valid: {error.verify_message.partition(',')[0]}"
+    if isinstance(error, ssl.SSLError):
+        return "no TLS is spoken there"
     if isinstance(error, OSError):
         return f"no connection: {errno.errorcode.get(error.errno or 0, type(error).__name__)}"
     return f"no answer in HTTP ({type(error).__name__})"

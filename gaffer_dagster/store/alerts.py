@@ -115,6 +115,13 @@ def note(connection: db.Connection, now: datetime, steps: Sequence[Step]) -> lis
         ).fetchall()
 
 
+def mutes(connection: db.Connection) -> dict[str, datetime]:
+    """The jobs that are muted now, and until when."""
+    return dict(
+        connection.execute("select name, muted_until from gaffer.job where muted_until > gaffer.clock()").fetchall()
+    )
+
+
 def count_jobs(connection: db.Connection) -> int:
     """Of those that are meant to run."""
     row = connection.execute("select count(*) from gaffer.job where retired_at is null").fetchone()

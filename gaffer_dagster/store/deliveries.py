@@ -33,7 +33,10 @@ def notices(connection: db.Connection, receiver: str, message: UUID) -> list[Not
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(
             """
-            select d.notice, d.number, a.id, a.key, a.job, a.watch, a.kind, a.severity, a.since_at, a.opened_at,
+            select d.notice, d.number,
+                   (select n.id from gaffer.alert n
+                     where n.job = a.job and n.kind = a.kind and n.resolved_at is null and n.id > a.id) as newer,
+                   a.id, a.key, a.job, a.watch, a.kind, a.severity, a.since_at, a.opened_at,
                    a.details, a.reminders, a.reminded_at, a.acked_at, a.acked_by, a.ack_reason, a.resolved_at
               from gaffer.alert_delivery d
               join gaffer.alert a on a.id = d.alert
@@ -42,7 +45,9 @@ def notices(connection: db.Connection, receiver: str, message: UUID) -> list[Not
             """,
             [receiver, message],
         ).fetchall()
-    return [Notice(row.pop("notice"), number=row.pop("number"), alert=Alert(**row)) for row in rows]
+    return [
+        Notice(row.pop("notice"), number=row.pop("number"), newer=row.pop("newer"), alert=Alert(**row)) for row in rows
+    ]
 
 
 def note(connection: db.Connection, receiver: str, message: UUID, error: str | None) -> None:

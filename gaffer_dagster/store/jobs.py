@@ -99,7 +99,7 @@ def status(connection: db.Connection, job: str | None = None) -> list[JobRecord]
         return cursor.execute(
             """
             select j.name, j.spec, j.spec_hash, j.first_seen_at,
-                   j.paused_at, j.paused_until, j.paused_by, j.pause_reason,
+                   j.paused_at, j.paused_until, j.paused_by, j.pause_reason, j.muted_until, j.retired_at,
                    j.covered_until, j.last_success_at, j.last_success_tick, j.consecutive_failures, j.next_due_at,
                    j.follow_up_at, l.fence, gaffer.clock() as seen_at,
                    case when l.lease_id is not null then l.owner end as owner,

@@ -333,7 +333,7 @@ GUARDS = {
         "v_ended_at <= greatest(v_job.last_success_at, v_job.capped_at[cardinality(v_job.capped_at)])",
         "false",
     ),
-    "a gap": ("(v_last_pass <= v_ended_at and v_last_pass < v_now - interval '5 minutes')", "false"),
+    "a gap": ("(v_last_pass <= v_ended_at and v_last_pass < v_now - c_outage)", "false"),
 }
 
 

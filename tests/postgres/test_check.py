@@ -95,13 +95,15 @@ def test_it_says_so_when_it_cannot_tell(broken: str, url: str, empty_url: str, s
         done = gaffer(given, *words)
         assert done.exit_code == 2, done.output
         assert "cannot tell" in done.stderr
+        assert words[1:] != ["--json"] or json.loads(done.stdout)["error"]
         assert SECRET not in done.output
     assert "Traceback" not in done.output
 
 
 def test_the_options_of_a_watch_need_a_pass(url: str) -> None:
     assert "add --notify" in gaffer(url, "check", "--every", "5m").output
-    assert gaffer(url, "check", "--notify", "--every", "often").exit_code == 1
+    for words in (["--every", "often"], ["--every", "0s"], ["--every", "99999999d"], ["--name", "a\nb"]):
+        assert gaffer(url, "check", "--notify", *words).exit_code == 2
 
 
 def test_b98_each_watch_says_when_it_looked_last(hourly: Make) -> None:
@@ -282,7 +284,9 @@ def test_who_knows_of_an_incident_is_not_reminded(hourly: Make) -> None:
     ]
 
 
-def test_nobody_knows_and_it_is_said_again_with_true_numbers(hourly: Make) -> None:
+def test_nobody_knows_and_it_is_said_again_with_true_numbers(
+    hourly: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     job = hourly(alerts=Alerts(remind="90m", failures=2))
     for hour in range(2):
         job.run(hour + 0.01, 1, fails=True)
@@ -290,8 +294,13 @@ def test_nobody_knows_and_it_is_said_again_with_true_numbers(hourly: Make) -> No
     for hour in range(2, 5):
         job.run(hour + 0.01, fails=True)
         gaffer(job.url, "check", "--notify")
+    assert "job (reminder 1): 4 ticks in a row failed" in caplog.text
     (failures,) = (each for each in listed(job.url) if each["kind"] == "failures")
-    assert (failures["reminders"], failures["details"]["failures"]) == (1, 4)
+    assert (failures["reminders"], failures["details"]["failures"]) == (1, 5)
+    job.run(5.01)
+    gaffer(job.url, "check", "--notify")
+    (over,) = (each for each in listed(job.url, "--all") if each["kind"] == "failures")
+    assert (over["details"]["failures"], over["details"]["over"]) == (5, "recovered")
 
 
 def test_a_muted_job_is_told_of_when_the_mute_is_over(hourly: Make) -> None:
@@ -303,10 +312,12 @@ def test_a_muted_job_is_told_of_when_the_mute_is_over(hourly: Make) -> None:
         assert gaffer(job.url, "check", "--notify", **given).exit_code == 1
         assert receiver.messages == []
         assert len(listed(job.url)) == 1
+        assert "open, muted until" in gaffer(job.url, "alerts", "list").stdout
+        assert "muted until" in gaffer(job.url, "status").stdout
         assert gaffer(job.url, "alerts", "unmute", "job").exit_code == 0
         gaffer(job.url, "check", "--notify", **given)
         assert [each["event"] for each in receiver.messages] == ["opened"]
-    for words in (["--until", "yesterday"], ["--until", "-5m"], ["--until", "2001-01-01"], []):
+    for words in (["--until", "yesterday"], ["--until", "-5m"], ["--until", "2001-01-01"], ["--until", "32d"], []):
         assert gaffer(job.url, "alerts", "mute", "job", *words).exit_code in (1, 2)
     assert "no job 'nobody'" in gaffer(job.url, "alerts", "mute", "nobody", "--until", "1h").stderr
 
@@ -331,7 +342,11 @@ def test_a_retired_job_is_missed_no_more_and_comes_back_with_its_code(hourly: Ma
     done = gaffer(job.url, "retire", "job", "--yes", "--reason", "done with it")
     assert done.exit_code == 0, done.output
     assert gaffer(job.url, "check").exit_code == 2  # no job is left that it could tell anything of
-    gaffer(job.url, "check", "--notify")
+    assert "retired" in gaffer(job.url, "status").stdout
+    with db.connect(job.url, application_name="test") as connection:
+        watch.look(connection, watch.Watcher("dagster:other"))
+    (alert,) = listed(job.url, "--all")
+    assert (alert["resolved_at"] is not None, alert["details"]["over"]) == (True, "retired")
     job.register(3.0, job.spec)
     assert gaffer(job.url, "check").exit_code == 1
     assert [each["kind"] for each in told(job.url, "check")["findings"]] == ["absence"]

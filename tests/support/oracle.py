@@ -383,7 +383,7 @@ class World:
     def gaps(self) -> Iterator[tuple[datetime, datetime]]:
         """From one pass to the next, where the one that comes next says that this is too long."""
         for before, after in zip(self.passes, self.passes[1:], strict=False):
-            if after.every is not None and after.at - before.at > patience(after.every):
+            if after.every is not None and after.at - before.at > max(_MINUTE, 3 * after.every):
                 yield before.at, after.at
 
     def vanished_at(self, job: Job) -> datetime | None:

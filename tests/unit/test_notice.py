@@ -181,3 +181,18 @@ def test_plain_words_stay_what_they_are(text: str) -> None:
 def test_a_long_text_is_cut_where_it_shows() -> None:
     assert plain("x" * 201) == "x" * 199 + "…"
     assert plain("x" * 200) == "x" * 200
+
+
+@pytest.mark.parametrize(
+    ("why", "newer", "words"),
+    [
+        ("recovered", None, "is on time again"),
+        ("retired", None, "was retired"),
+        ("changed", None, "goes by other rules now"),
+        ("recovered", 17, "has another incident of the same kind since, [gaffer 17]"),
+    ],
+)
+def test_an_end_is_called_a_recovery_only_where_it_is_one(why: str, newer: int | None, words: str) -> None:
+    title = write(KEY, [Notice(Event.RESOLVED, over(details={"over": why}), newer=newer)]).title
+    assert words in title
+    assert (why, newer) == ("recovered", None) or "on time again" not in title

@@ -69,7 +69,7 @@ begin
     update gaffer.watch set last_pass_at = v_now where last_pass_at > v_now + interval '5 minutes';
     select * into v_watch from gaffer.watch where name = p_watch;
     select max(last_pass_at) into v_last from gaffer.watch;
-    if p_every is not null and v_last < v_now - greatest(interval '5 minutes', 3 * p_every) then
+    if p_every is not null and v_last < v_now - greatest(interval '1 minute', 3 * p_every) then
         insert into gaffer.watch_gap (since_at, until_at, watch) values (v_last, v_now, p_watch);
     end if;
     if p_jobs is distinct from v_watch.jobs then
@@ -88,7 +88,7 @@ end $$;
 
 create type gaffer.incident as (
     alert    bigint,        -- null: it is to be opened
-    verb     text,          -- open, remind, resolve
+    verb     text,          -- open, remind, update, resolve
     job      text,
     watch    text,
     row      text,          -- the version of the job's row that was judged
@@ -98,8 +98,8 @@ create type gaffer.incident as (
     details  jsonb
 );
 
--- Opens, reminds and resolves, each only if the job's row is still what was judged: where a run has just ended, the
--- next pass judges anew. Returns what was done.
+-- Opens, reminds, resolves, and says what has changed, each only if the job's row is still what was judged: where a run has just ended, the
+-- next pass judges anew. Returns what was opened, reminded of and resolved.
 create function gaffer.note_incidents(p_now timestamptz, p_incidents gaffer.incident[]) returns setof gaffer.alert
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -117,6 +117,9 @@ begin
           from unnest(v_judged) i where i.verb = 'open'
         on conflict do nothing
         returning *;
+    update gaffer.alert a set details = i.details
+      from unnest(v_judged) i
+     where a.id = i.alert and i.verb = 'update' and a.resolved_at is null;
     return query
         update gaffer.alert a
            set details = i.details,
@@ -172,7 +175,8 @@ declare
 begin
     delete from gaffer.watch where name = p_name;
     if found then
-        update gaffer.alert set resolved_at = gaffer.clock() where watch = p_name and resolved_at is null;
+        update gaffer.alert set resolved_at = gaffer.clock(), details = details || '{"over": "retired"}'
+         where watch = p_name and resolved_at is null;
         return;
     end if;
     select array_agg(name order by name) into v_by from gaffer.watch where p_name = any (jobs);

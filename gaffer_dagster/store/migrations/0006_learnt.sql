@@ -11,7 +11,8 @@ create index job_runs_of_dagster on gaffer.job_runs (dagster_run_id);
 
 -- Records a run of which gaffer.job_runs has nothing, as `failed`, and counts it. Recorded, and not counted, is one
 -- that began in a pause; that ended in a stretch in which nobody looked, since the database was away then, most likely;
--- that ended before a success; or whose tick has been counted. Null: it is known, or was none of the job's.
+-- that ended before a success; or whose tick has been counted. After an outage the next run is wanted at once. Null: it
+-- is known, or was none of the job's.
 create function gaffer.learn_run(
     p_job text, p_dagster_run_id text, p_trigger text, p_tick timestamptz, p_started_at timestamptz,
     p_ended_at timestamptz, p_spec_hash text, p_error text
@@ -20,6 +21,8 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+    -- A daemon that has much to do looks now and then; that excuses no failure.
+    c_outage constant interval := '5 minutes';
     v_now timestamptz := gaffer.clock();
     v_ended_at timestamptz := least(p_ended_at, v_now);
     v_started_at timestamptz := least(p_started_at, v_ended_at);
@@ -38,12 +41,17 @@ begin
     values (p_job, 0, 'dagster', p_dagster_run_id, p_trigger, p_tick, p_spec_hash, v_started_at, v_ended_at,
             'failed', p_error);
     select max(last_pass_at) into v_last_pass from gaffer.watch;
-    if p_tick = any (v_job.failed_ticks)
-       or v_ended_at <= greatest(v_job.last_success_at, v_job.capped_at[cardinality(v_job.capped_at)])
-       or (v_job.paused_at <= v_started_at and (v_job.paused_until is null or v_job.paused_until > v_started_at))
-       or exists (select from gaffer.watch_gap where since_at <= v_ended_at and v_ended_at < until_at)
-       -- The gap that the next pass will note.
-       or (v_last_pass <= v_ended_at and v_last_pass < v_now - interval '5 minutes') then
+    if v_ended_at <= greatest(v_job.last_success_at, v_job.capped_at[cardinality(v_job.capped_at)])
+       or (v_job.paused_at <= v_started_at and (v_job.paused_until is null or v_job.paused_until > v_started_at)) then
+        return 'recorded';
+    elsif exists (select from gaffer.watch_gap
+                   where since_at <= v_ended_at and v_ended_at < until_at and until_at > since_at + c_outage)
+          -- The gap that the next pass will note.
+          or (v_last_pass <= v_ended_at and v_last_pass < v_now - c_outage) then
+        -- What it was to do does not wait for the next tick.
+        update gaffer.job set follow_up_at = coalesce(follow_up_at, v_now) where name = p_job and next_due_at <= v_now;
+        return 'recorded';
+    elsif p_tick = any (v_job.failed_ticks) then
         return 'recorded';
     end if;
     perform gaffer.count_failure(p_job, p_tick, v_ended_at);
