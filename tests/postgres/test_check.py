@@ -284,9 +284,7 @@ def test_who_knows_of_an_incident_is_not_reminded(hourly: Make) -> None:
     ]
 
 
-def test_nobody_knows_and_it_is_said_again_with_true_numbers(
-    hourly: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nobody_knows_and_it_is_said_again_with_true_numbers(hourly: Make, caplog: pytest.LogCaptureFixture) -> None:
     job = hourly(alerts=Alerts(remind="90m", failures=2))
     for hour in range(2):
         job.run(hour + 0.01, 1, fails=True)

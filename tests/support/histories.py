@@ -208,7 +208,7 @@ class Job:
         self.told = oracle.Job(self.name)
         self.held: Held | None = None
         self.is_rows = self.rng.random() < 0.6
-        self.mood = "healthy"
+        self.mood = life.moods[0]
         self.max_late = self.rng.choice([None, None, None, "10m", "45m"])
         self.version = self._new_version()
         self.others: list[Version] = []  # code that still runs somewhere
@@ -420,7 +420,7 @@ class Job:
         self.life.at(max(tick, self.life.now + MINUTE), self.follow, survives=True)
 
     def change_mood(self) -> None:
-        self.mood = self.rng.choice(list(MOODS))
+        self.mood = self.rng.choice(self.life.moods)
         self.life.at(self.life.now + self.rng.random() * 2 * self.life.tempo.mood, self.change_mood, survives=True)
 
     def live(self) -> None:
@@ -569,9 +569,17 @@ class Life:
     """A world of jobs from its start to its end."""
 
     def __init__(
-        self, url: str, seed: object, tempo: Tempo, size: int, *, engines: int = 0, forgets: bool = False
+        self,
+        url: str,
+        seed: object,
+        tempo: Tempo,
+        size: int,
+        *,
+        engines: int = 0,
+        forgets: bool = False,
+        moods: Sequence[str] = tuple(MOODS),
     ) -> None:
-        self.seed, self.tempo, self.forgets = seed, tempo, forgets
+        self.seed, self.tempo, self.forgets, self.moods = seed, tempo, forgets, moods
         self.rng = random.Random(f"{seed}")
         self.told = oracle.World()
         self.tally = Tally()
