@@ -227,8 +227,8 @@ def finding(kind: Kind = Kind.ABSENCE, job: str | None = "job", **given: Any) ->
 def alert(kind: Kind = Kind.ABSENCE, job: str | None = "job", **given: Any) -> Alert:
     fields: dict[str, Any] = {
         "id": 3, "key": UUID(int=1), "job": job, "watch": None, "kind": kind, "severity": kind.severity,
-        "since_at": at(2), "opened_at": at(3), "details": {}, "reminders": 0, "reminded_at": None, "acked_at": None,
-        "acked_by": None, "ack_reason": None, "resolved_at": None,
+        "since_at": at(2), "opened_at": at(3), "details": {"failures": 5}, "reminders": 0, "reminded_at": None,
+        "acked_at": None, "acked_by": None, "ack_reason": None, "resolved_at": None,
     }  # fmt: skip
     return Alert(**(fields | given))
 
@@ -279,11 +279,35 @@ def test_what_is_noted_has_the_numbers_of_now_and_the_date_of_its_beginning() ->
     later = replace(finding(), since=at(5))
     reminded, resolved = (next(iter(judge(found, [alert()], {"job": job}, at(9)))) for found in ([later], []))
     assert (reminded.verb, reminded.details, reminded.since) == (Verb.REMIND, {"failures": 5}, at(2))
-    assert (resolved.verb, resolved.details["last_success_at"], resolved.since) == (
+    assert (resolved.verb, resolved.details, resolved.since) == (
         Verb.RESOLVE,
-        at(8).isoformat(),
+        {"failures": 5, "over": "recovered"},
         at(2),
     )
+    (updated,) = judge([finding()], [alert(details={"failures": 4})], {"job": job}, at(4))
+    assert (updated.verb, updated.details) == (Verb.UPDATE, {"failures": 5})
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "over"),
+    [
+        (Kind.ABSENCE, {"last_success_at": at(3)}, "recovered"),
+        (Kind.ABSENCE, {"last_success_at": at(1)}, "changed"),
+        (Kind.ABSENCE, {}, "changed"),
+        (Kind.ABSENCE, {"last_success_at": at(3), "retired_at": at(4)}, "retired"),
+        (Kind.FAILURES, {}, "recovered"),
+        (Kind.FAILURES, {"consecutive_failures": 2}, "changed"),
+        (Kind.CAPPED, {"consecutive_capped": 2}, "changed"),
+        (Kind.BACKLOG, {"due_since": at(1)}, "changed"),
+        (Kind.BACKLOG, {"due_since": at(3)}, "recovered"),
+        (Kind.STALLED, {"held_since": None}, "recovered"),
+        (Kind.PAUSE, {"paused_at": at(1), "paused_until": at(9)}, "changed"),
+        (Kind.VANISHED, {}, "recovered"),
+    ],
+)
+def test_why_it_is_over(kind: Kind, row: dict[str, Any], over: str) -> None:
+    (step,) = judge([], [alert(kind)], {"job": replace(watched(), **row)}, at(4))
+    assert step.details["over"] == over
 
 
 def test_severities() -> None:
