@@ -26,7 +26,7 @@ from tests.dagster.test_wakeups import NOW, Zone, some_cron, some_starts, zone_o
 from tests.support import jobs
 
 SEED = int(os.environ.get("GAFFER_FRESHNESS_SEED", 0)) or random.SystemRandom().randrange(1, 1_000_000)
-CASES = int(os.environ.get("GAFFER_FRESHNESS_CASES", 300))
+CASES = int(os.environ.get("GAFFER_FRESHNESS_CASES", 100))
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 
 

@@ -279,7 +279,7 @@ def test_the_certificate_must_be_trusted_and_of_that_name(tmp_path: Path, monkey
 
 
 def test_a_server_without_tls_is_a_failure_of_https(server: HttpReceiver) -> None:
-    assert "no connection" in refusal(f"https://127.0.0.1:{server.port}", PRIVATE="1")
+    assert "no TLS is spoken there" in refusal(f"https://127.0.0.1:{server.port}", PRIVATE="1")
 
 
 # ── Apprise ──────────────────────────────────────────────────────────────────────────────────────────────────────────
