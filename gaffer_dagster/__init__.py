@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gaffer_dagster.adapter.resource import GafferResource
     from gaffer_dagster.domain.alert import Alerts
     from gaffer_dagster.domain.bounds import Bounds
-    from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows
+    from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows, PendingRows
     from gaffer_dagster.domain.run import Outcome, RunRecord
     from gaffer_dagster.domain.schedule import Schedule
     from gaffer_dagster.domain.spec import JobSpec
@@ -35,6 +35,7 @@ __all__ = [
     "JobSpec",
     "NewRows",
     "Outcome",
+    "PendingRows",
     "RunRecord",
     "Schedule",
     "build_definitions",
@@ -53,6 +54,7 @@ _HOMES = {
     "JobSpec": "domain.spec",
     "NewRows": "domain.due",
     "Outcome": "domain.run",
+    "PendingRows": "domain.due",
     "RunRecord": "domain.run",
     "Schedule": "domain.schedule",
     "build_definitions": "adapter.definitions",

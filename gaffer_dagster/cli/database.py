@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gaffer_dagster import database, local
-from gaffer_dagster.errors import SchemaBehindError
+from gaffer_dagster.errors import BadInputError, SchemaBehindError
 from gaffer_dagster.store import db as store_db
 from gaffer_dagster.store import migrate as migrations
 from gaffer_dagster.store import prepare as preparation
@@ -36,15 +36,22 @@ def migrate(check: bool, as_sql: bool) -> None:
 @click.argument("table")
 @click.option("--key", required=True, help="A column that is unique and never null.")
 @click.option("--changed/--new", default=None, help="New and changed rows, or new ones only (as it is, else new).")
+@click.option("--pending", metavar="SQL", help="For PendingRows: the condition of its pending rows.")
 @click.option("--apply", "do_apply", is_flag=True, help="Run the statements instead of printing them.")
-def prepare(table: str, key: str, changed: bool | None, do_apply: bool) -> None:
-    """Print (or apply) what TABLE lacks so that NewRows can read it without losing a row.
+def prepare(table: str, key: str, changed: bool | None, pending: str | None, do_apply: bool) -> None:
+    """Print (or apply) what TABLE lacks so that NewRows can read it without losing a row, or, with --pending, so that
+    PendingRows claims at the same cost however many rows are done.
 
-    The column is added without rewriting the table, and the index without blocking writers.
+    The column is added without rewriting the table, and an index without blocking writers.
     """
+    if pending is not None and changed is not None:
+        raise BadInputError("--pending is for PendingRows, --changed and --new are for NewRows; give one of them")
     with store_db.connect(database.from_environment(), application_name="gaffer:prepare") as connection:
         migrations.verify(connection)
-        todo = preparation.statements(connection, table, key, changed=changed)
+        if pending is None:
+            todo = preparation.statements(connection, table, key, changed=changed)
+        else:
+            todo = preparation.pending_statements(connection, table, key, pending)
         if not todo:
             click.echo(f"-- {table} lacks nothing", err=True)
         for statement in todo:

@@ -16,6 +16,7 @@ from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.errors import BadSpecError
 
 SHORTEST_SLICE = timedelta(seconds=1)
+MOST_SLOTS = 64
 
 
 @dataclass(frozen=True, init=False)
@@ -41,9 +42,7 @@ class NewRows:
         where: LiteralString | None = None,
         start: str = "beginning",
     ) -> None:
-        for field, value in (("table", table), ("key", key)):
-            if not isinstance(value, str) or not value or "\0" in value or value != value.strip():
-                raise BadSpecError(f"NewRows: {field}={value!r} is no name; write it as in SQL, without blanks around")
+        _check_names("NewRows", table=table, key=key)
         if settle != "snapshot":
             raise BadSpecError(
                 f"NewRows on {table}: settle={settle!r} is not offered; use settle='snapshot' and prepare the table "
@@ -64,6 +63,73 @@ class NewRows:
             "key": self.key,
             "settle": "snapshot",
             "where": self.where,
+        }
+
+
+@dataclass(frozen=True, init=False)
+class PendingRows:
+    """The rows of `table` that say themselves that they are pending, each worked on until it is done or parked.
+
+    `table`: its name, as in SQL. `key`: a column that is unique and never null. `pending`: an SQL condition on the row
+    alone, such as `"done_at is null"`. `done`: what a row's columns are set to once it is done, such as `"done_at =
+    now()"`, after which it must not be pending any more; it commits with the work. A row that the function itself took
+    out of `pending` is left as it is.
+
+    A row whose work raises is tried again after `backoff` (doubled with each attempt up to an hour, and spread), at
+    most `attempts` times in all, then it is parked: reported, and left alone until `gaffer items retry`. It neither
+    fails the rows beside it nor waits in front of them. A row whose process died with it is worked on alone from then
+    on, so that it is parked too.
+
+    Order: by `key`; a run that has rows to try again takes a page of them and a page of others in turn. `parallel`: how
+    many runs may work side by side, each in a slot with its own lease; between them rows come in any order.
+    """
+
+    table: str
+    key: str
+    pending: LiteralString
+    done: LiteralString
+    attempts: int
+    parallel: int
+    backoff: timedelta
+
+    def __init__(
+        self,
+        table: str,
+        key: str,
+        *,
+        pending: LiteralString,
+        done: LiteralString,
+        attempts: int = 5,
+        parallel: int = 1,
+        backoff: timedelta | str = timedelta(minutes=1),
+    ) -> None:
+        _check_names("PendingRows", table=table, key=key)
+        for field, value, example in (("pending", pending, "done_at is null"), ("done", done, "done_at = now()")):
+            if not isinstance(value, str) or not value.strip() or "\0" in value:
+                raise BadSpecError(f"PendingRows on {table}: {field}={value!r} is no SQL; write such as {example!r}")
+        for field, value, most in (("attempts", attempts, 1_000), ("parallel", parallel, MOST_SLOTS)):
+            if type(value) is not int or not 1 <= value <= most:
+                raise BadSpecError(
+                    f"PendingRows on {table}: {field}={value!r} must be a whole number from 1 to {most:,}"
+                )
+        object.__setattr__(self, "table", table)
+        object.__setattr__(self, "key", key)
+        object.__setattr__(self, "pending", pending)
+        object.__setattr__(self, "done", done)
+        object.__setattr__(self, "attempts", attempts)
+        object.__setattr__(self, "parallel", parallel)
+        object.__setattr__(self, "backoff", as_duration(backoff, f"PendingRows on {table}: backoff"))
+
+    def as_json(self) -> Mapping[str, object]:
+        return {
+            "kind": "pending_rows",
+            "table": self.table,
+            "key": self.key,
+            "pending": self.pending,
+            "done": self.done,
+            "attempts": self.attempts,
+            "parallel": self.parallel,
+            "backoff": show_duration(self.backoff),
         }
 
 
@@ -151,7 +217,7 @@ class Elapsed:
         }
 
 
-Due = NewRows | EachInterval | Elapsed
+Due = NewRows | PendingRows | EachInterval | Elapsed
 
 
 @dataclass(frozen=True)
@@ -255,6 +321,12 @@ class Stretches:
     def _time(self, since: datetime, bound: datetime) -> timedelta:
         """What elapsed from `since` to the newest tick at `bound`."""
         return max((self.grid.latest(bound) or since) - since, timedelta())
+
+
+def _check_names(kind: str, **names: object) -> None:
+    for field, value in names.items():
+        if not isinstance(value, str) or not value or "\0" in value or value != value.strip():
+            raise BadSpecError(f"{kind}: {field}={value!r} is no name; write it as in SQL, without blanks around")
 
 
 def _as_bound(value: datetime | date | str | None, field: str) -> datetime | date | None:

@@ -13,8 +13,8 @@ from types import CellType, CodeType, FunctionType
 from typing import Any, cast
 
 from gaffer_dagster.domain.alert import Alerts
-from gaffer_dagster.domain.bounds import Bounds, Limits, limits
-from gaffer_dagster.domain.due import Due, EachInterval, Elapsed, Intervals, NewRows, Stretches, Window
+from gaffer_dagster.domain.bounds import BATCH_ROWS, CLAIMED_ROWS, Bounds, Limits, limits
+from gaffer_dagster.domain.due import Due, EachInterval, Elapsed, Intervals, NewRows, PendingRows, Stretches, Window
 from gaffer_dagster.domain.duration import as_duration, show_duration
 from gaffer_dagster.domain.moment import show_local
 from gaffer_dagster.domain.schedule import Schedule
@@ -22,8 +22,9 @@ from gaffer_dagster.errors import BadInputError, BadSpecError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_./-]{0,127}", re.ASCII)
 
+_EXCLUSIONS = ("fence", "advisory")
 _KINDS: Mapping[str, tuple[type, ...]] = {
-    "due": (NewRows, EachInterval, Elapsed),
+    "due": (NewRows, PendingRows, EachInterval, Elapsed),
     "schedule": (Schedule, type(None)),
     "bounds": (Bounds,),
     "alerts": (Alerts,),
@@ -37,7 +38,9 @@ class JobSpec:
     `name` is the job's identity in the database: lower case letters, digits and `_ . / -`, at most 128. A job without
     a schedule runs only when asked to. `max_late`: a tick that a schedule's run finds older than this is skipped and
     recorded as `late`, and what was due waits for the next tick (what Kubernetes calls startingDeadlineSeconds); left
-    out, a late tick is always made up for. Raises `BadSpecError` for anything that cannot be meant.
+    out, a late tick is always made up for. `exclusion="advisory"`: beside the fence, which decides at COMMIT, each
+    batch holds a transaction's advisory lock from its begin on (`gaffer.advisory_key`), which other programs can take
+    too. Raises `BadSpecError` for anything that cannot be meant.
     """
 
     name: str
@@ -58,8 +61,11 @@ class JobSpec:
             if not isinstance(value, kinds):
                 names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
                 raise BadSpecError(f"job {self.name!r}: {field_name} is a {type(value).__name__}; give {names}")
-        if self.exclusion != "fence":
-            raise BadSpecError(f"job {self.name!r}: exclusion={self.exclusion!r} is not offered; use exclusion='fence'")
+        if self.exclusion not in _EXCLUSIONS:
+            raise BadSpecError(
+                f"job {self.name!r}: exclusion={self.exclusion!r} is not offered; use "
+                f"{' or '.join(map(repr, _EXCLUSIONS))}"
+            )
         if self.max_late is not None:
             object.__setattr__(self, "max_late", as_duration(self.max_late, f"job {self.name!r}: max_late"))
         if self.schedule is not None:
@@ -71,12 +77,13 @@ class JobSpec:
     @property
     def slots(self) -> int:
         """How many runs may work side by side, each with a lease of its own."""
-        return 1
+        return self.due.parallel if isinstance(self.due, PendingRows) else 1
 
     @cached_property
     def limits(self) -> Limits:
         interval = None if self.schedule is None else self.schedule.shortest_interval()
-        return limits(self.bounds, interval, f"job {self.name!r}")
+        rows = CLAIMED_ROWS if isinstance(self.due, PendingRows) else BATCH_ROWS
+        return limits(self.bounds, interval, f"job {self.name!r}", rows)
 
     @property
     def timezone(self) -> str:

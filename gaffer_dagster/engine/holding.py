@@ -144,12 +144,14 @@ class Holding:
         next_tick: datetime | None = None
         refusal: str | None = None
 
+        slot = 0
+
         def ask(wait: timedelta = _BUSY_WAIT) -> Grant:
             self._unanswered = ask
             grant = leases.acquire(
                 self.connection(),
                 job=spec.name,
-                slot=0,
+                slot=slot,
                 lease_id=lease_id,
                 owner=self.owner,
                 lease=self.duration,
@@ -168,12 +170,12 @@ class Holding:
             )
             if grant.run_id is not None and grant.fence is not None:
                 self.grant = grant
-                self._held = Lease(spec.name, 0, grant.run_id, grant.fence, lease_id)
+                self._held = Lease(spec.name, slot, grant.run_id, grant.fence, lease_id)
             self._unanswered = None
             return grant
 
         def whole() -> Grant:
-            nonlocal tick, next_tick, refusal
+            nonlocal tick, next_tick, refusal, slot
             now = migrate.verify(self.connection())
             refusal = clocks_apart(now, worker_clock()) or _too_early(now, ask_for.tick)
             if refusal is None:
@@ -182,6 +184,13 @@ class Holding:
                 tick, next_tick = schedule.latest(now), schedule.next(now)
             if refusal is None:  # a job that is new would be dated by the wrong clock, and wait for that time
                 self._register(ask_for.registration, now)
+            if spec.slots > 1:
+                for each in leases.slots(self.connection(), spec.name, lease_id):
+                    slot = each  # which `ask` asks for
+                    grant = ask(timedelta())
+                    if grant.outcome != "busy":
+                        return grant
+                return ask()
             grant = ask(timedelta())
             return ask() if grant.outcome == "busy" else grant
 

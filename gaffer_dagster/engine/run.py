@@ -19,22 +19,26 @@ import random
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid4
 
+from gaffer_dagster.domain.due import PendingRows
 from gaffer_dagster.domain.duration import show_duration
+from gaffer_dagster.domain.item import Failed, Settled
 from gaffer_dagster.domain.lease import LEASE, Lease
 from gaffer_dagster.domain.run import Outcome, RunRecord
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.watermark import Position, TimePosition
+from gaffer_dagster.engine import items
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.holding import Holding, Wish
 from gaffer_dagster.engine.keeper import Stop
 from gaffer_dagster.engine.log import Log
 from gaffer_dagster.engine.redo import RedoSource
 from gaffer_dagster.engine.registry import Definition, registration_of
-from gaffer_dagster.engine.sources import Page, Source, source_of
+from gaffer_dagster.engine.sources import Page, PendingSource, Source, Suspect, Wait, source_of
 from gaffer_dagster.engine.steps import Observer, Station
 from gaffer_dagster.errors import (
     BadInputError,
@@ -45,10 +49,25 @@ from gaffer_dagster.errors import (
     GafferError,
     LeaseLostError,
 )
-from gaffer_dagster.store import batches, db, history, horizon, runs
+from gaffer_dagster.store import batches, db, history, horizon, pending_rows, runs
 
 Work = Callable[[Batch], Mapping[str, Any] | None]
-_Opened = tuple[Page, Batch, UUID, float]
+
+
+class _BadWorkError(BadInputError):
+    """The function does not say what a function may say: that is no row's fault."""
+
+
+@dataclass
+class _Opened:
+    """A batch with its transaction open. `result`: what came of its rows, where they carry their own state."""
+
+    page: Page
+    batch: Batch
+    batch_id: UUID
+    began: float
+    result: items.Result | None = None
+
 
 _ATTEMPTS = 5
 # The keeper cuts a batch at the deadline; the server's own limit is for a client that is stopped, and comes later.
@@ -79,6 +98,8 @@ class Run:
         self._batches = 0
         self._attempts = 0
         self._longest = timedelta()
+        self._alone = 0  # batches of one row that is worked on alone: a page of them counts as one
+        self._failed: list[Failed] = []
         self._exhausted = False  # the last look found nothing due any more
         self._held_by: str | None = None  # who keeps something from being due
         self._batch: Batch | None = None
@@ -116,19 +137,36 @@ class Run:
         assert grant.first_seen_at is not None  # noqa: S101 — granted
         if wish.redo is None:
             self._source = source_of(self.spec, grant.first_seen_at)
+            if isinstance(self._source, PendingSource):
+                self._position = None
         else:
             self._is_redo, self._source = True, RedoSource(self.spec, wish.redo, grant.first_seen_at)
         while True:
             try:
                 self._source.look(self._holding.connection(), grant.granted_at, self._position, grant.cluster)
+                if isinstance(self._source, PendingSource):
+                    self._look_out(self._source)
                 break
             except Exception as error:
                 self._again_or_raise(error)
         self._attempts = 0
 
+    def _look_out(self, source: PendingSource) -> None:
+        connection = self._holding.connection()
+        if runs.ended_badly(connection, self._holding.lease):
+            self._log.warning("works on rows alone", why="the run before was cut off in the middle of a batch")
+            source.alone = math.inf
+        if not pending_rows.is_indexed(connection, source.due):
+            self._log.warning("not indexed", table=source.due.table, cure=pending_rows.cure(source.due))
+
     def __iter__(self) -> Iterator[Batch]:
+        if isinstance(self.spec.due, PendingRows):
+            raise BadInputError(
+                f"the rows of job {self.spec.name!r} may have to be worked on one by one, which a loop cannot; hand "
+                "the work to run.apply(function)"
+            )
         while (opened := self._next()) is not None:
-            yield opened[1]
+            yield opened.batch
             try:
                 self._commit(opened)
             except Exception as error:
@@ -139,14 +177,14 @@ class Run:
         try:
             told = work(batch)
         except (SystemExit, GeneratorExit) as error:  # nobody told this process to stop: that is no interrupt
-            raise BadInputError(
+            raise _BadWorkError(
                 f"the function of job {self.spec.name!r} raised {type(error).__name__} ({error}); let it return to "
                 "commit a batch, and raise an ordinary exception to fail"
             ) from error
         if told is None:
             return {}
         if not isinstance(told, Mapping) or not all(isinstance(key, str) for key in told):
-            raise BadInputError(
+            raise _BadWorkError(
                 f"the function of job {self.spec.name!r} returned a {type(told).__name__}; let it return nothing, or a "
                 "dict of metadata. Nothing of this batch was committed"
             )
@@ -156,10 +194,19 @@ class Run:
         """Hands every batch to `work`, whose returned metadata is kept for the report."""
         while (opened := self._next()) is not None:
             try:
-                told = self._call(work, opened[1])
+                if opened.page.claimed is None:
+                    told = self._call(work, opened.batch)
+                else:
+                    told = self._work_on_rows(work, opened)
                 self._commit(opened)
             except Exception as error:
-                self._again_or_raise(error)
+                try:
+                    is_set_aside = self._set_aside(opened, error)
+                except Exception as second:
+                    self._again_or_raise(second)
+                else:
+                    if not is_set_aside:
+                        self._again_or_raise(error)
             else:
                 self.metadata.update(told)
 
@@ -216,6 +263,57 @@ class Run:
         finally:
             db.roll_back(connection)
 
+    # ── rows that carry their own state ──────────────────────────────────────────────────────────────────────────
+
+    def _work_on_rows(self, work: Work, opened: _Opened) -> Mapping[str, Any]:
+        def on_page(page: Page) -> Mapping[str, Any]:
+            batch = self._batch = self._batch_of(page)
+            told = self._call(work, batch)
+            swallowed = batch.close()
+            if swallowed is not None:
+                raise swallowed
+            self._check()
+            return told
+
+        def is_of_rows(error: Exception) -> bool:
+            return self._is_of_rows(error) and not self._is_slow(error)
+
+        opened.result = items.work_on(opened.page, self._holding.connection(), on_page, is_of_rows)
+        return opened.result.told
+
+    def _is_slow(self, error: Exception) -> bool:
+        """A time limit struck, which would also strike what is done again in the same transaction."""
+        return db.was_cut(error) or time.monotonic() > self._batch_until
+
+    def _is_of_rows(self, error: Exception) -> bool:
+        """One of the rows may be what is wrong; else it is the run that fails, or the batch is done again."""
+        if self._holding.stopped is not None or isinstance(error, (_BadWorkError, DatabaseUnavailableError)):
+            return False
+        if isinstance(error, GafferError) and not isinstance(error, BadInputError):
+            return self._is_slow(error) or (isinstance(error, BatchEndedError) and error.__cause__ is not None)
+        return not db.worth_repeating(error) or self._attempts + 1 >= _ATTEMPTS
+
+    def _set_aside(self, opened: _Opened, error: Exception) -> bool:
+        """After a batch that failed as a whole: its rows are worked on alone from now on, or the one row that was is
+        recorded as failed. False: the rows are not what is wrong."""
+        claimed = opened.page.claimed
+        if claimed is None or not isinstance(self._source, PendingSource) or not self._is_of_rows(error):
+            return False
+        if db.lost_connection(error) or db.was_cut(error):
+            self._holding.drop()
+        else:
+            self._holding.roll_back()
+        self._attempts = 0
+        if not claimed.alone:
+            self._log.warning("works on rows alone", why=db.primary_message(error), sqlstate=db.sqlstate(error))
+            self._source.alone = max(self._source.alone, float(len(claimed.keys)))
+            return True
+        failed = items.failure(claimed.keys[0], error, charged=True)
+        batch_id, began = self._begin()
+        batch = self._batch = self._batch_of(opened.page)
+        self._commit(_Opened(opened.page, batch, batch_id, began, items.Result(opened.page, {}, (), [failed])))
+        return True
+
     # ── a batch ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _next(self) -> _Opened | None:
@@ -236,14 +334,20 @@ class Run:
             if self._holding.stopped is not Stop.DEADLINE:  # past it no batch begins, so that none is cut either
                 self._check()
             left = self._holding.left
-            if self._batches >= (1 if self._is_redo else self._limits.batches) or left <= self._longest:
+            if self._is_bounded or left <= self._longest:
                 return None
-            began, batch_id = time.monotonic(), uuid4()
             self._abandon_batch()
+            batch_id, began = self._begin()
             connection = self._holding.connection()
-            self._holding.may_cancel = True
-            batches.begin(connection, batch_id, min(self._limits.batch_timeout, left + _SLACK))
-            page = self._source.page(connection, self._position, self._limits.batch_rows)
+            page = self._locked(connection) or self._source.page(connection, self._position, self._limits.batch_rows)
+            if isinstance(page, Suspect) and isinstance(self._source, PendingSource):
+                db.roll_back(connection)
+                pending_rows.charge(connection, self._holding.lease, page.key, self._source.due.backoff)
+                batch_id, began = self._begin()
+                page = self._locked(connection) or self._source.claim_alone(connection, page)
+                if page is None:
+                    db.roll_back(connection)
+                    continue
             if isinstance(page, Page):
                 break
             db.roll_back(connection)
@@ -254,6 +358,7 @@ class Run:
                     if self._held_by is not None:
                         self._log.warning("held back", by=self._held_by)
                 return None
+            assert isinstance(page, Wait)  # noqa: S101 — what is left
             self._held_by = page.held_by
             if page.at_least >= left - self._longest or left < timedelta(seconds=1):
                 self._log.info("not settled in time", why=page.why)
@@ -262,8 +367,36 @@ class Run:
             time.sleep(min(0.5, max(0.05, page.at_least.total_seconds())))
         self._held_by = None
         self._batch_until = began + self._limits.batch_timeout.total_seconds()
-        batch = self._batch = Batch(
-            connection,
+        self._batch = self._batch_of(page)
+        self._log.debug("due", batch=self._batches + 1, items=page.items)
+        self._observe(Station.DUE)
+        return _Opened(page, self._batch, batch_id, began)
+
+    @property
+    def _is_bounded(self) -> bool:
+        """It has done as many batches as it may."""
+        alone = math.ceil(self._alone / self._limits.batch_rows)
+        return self._batches - self._alone + alone >= (1 if self._is_redo else self._limits.batches)
+
+    def _begin(self) -> tuple[UUID, float]:
+        """BEGIN: the batch's name, and when it began."""
+        began, batch_id = time.monotonic(), uuid4()
+        self._batch_until = math.inf
+        connection = self._holding.connection()
+        self._holding.may_cancel = True
+        batches.begin(connection, batch_id, min(self._limits.batch_timeout, self._holding.left + _SLACK))
+        return batch_id, began
+
+    def _locked(self, connection: db.Connection) -> Wait | None:
+        """Who has the job's advisory lock, where it goes by one."""
+        if self.spec.exclusion != "advisory":
+            return None
+        held_by = batches.lock(connection, self._holding.lease)
+        return None if held_by is None else Wait(timedelta(), f"the job's advisory lock is held: {held_by}", held_by)
+
+    def _batch_of(self, page: Page) -> Batch:
+        return Batch(
+            self._holding.connection(),
             page,
             self._source,
             number=self._batches + 1,
@@ -273,32 +406,36 @@ class Run:
             log=self._log,
             context=self._context,
         )
-        self._log.debug("due", batch=batch.number, items=page.items)
-        self._observe(Station.DUE)
-        return page, batch, batch_id, began
 
     def _commit(self, opened: _Opened) -> None:
         """APPLIED, then COMMITTED."""
-        page, batch, batch_id, began = opened
-        if batch is not self._batch:
+        page, batch, result = opened.page, opened.batch, opened.result
+        if result is None and batch is not self._batch:
             raise BatchEndedError(
                 f"batch {batch.number} was left undone, and a later loop went on; use one loop for a run"
             )
-        swallowed = batch.close()
+        swallowed = batch.close() if result is None else None
         if swallowed is not None:
             raise swallowed
         self._check()
         self._observe(Station.APPLIED)
+        done, settled, table = page.items, None, None
+        if result is not None and isinstance(self._source, PendingSource):
+            page, done, table = result.page, len(result.done), self._source.table
+            due, forget = self._source.due, () if page.claimed is None else page.claimed.forget
+            settled = Settled(due.attempts, due.backoff, result.done, result.failed, forget)
         try:
             batches.commit(
                 self._holding.connection(),
                 self._holding.lease,
-                batch_id,
-                since=self._position,
-                until=page.position,
+                opened.batch_id,
+                since=self._position if settled is None else None,
+                until=page.position if settled is None else None,
                 cluster=self._source.cluster,
-                items=page.items,
+                items=done,
                 duration=self._holding.duration,
+                settled=settled,
+                table=table,
             )
         except Exception as error:
             # Only a connection that died leaves it unknown whether the server has done it.
@@ -306,10 +443,15 @@ class Run:
                 raise
         self._position = page.position
         self._batches = batch.number
-        self.items += page.items
+        self.items += done
         self._attempts = 0
-        self._longest = max(self._longest, timedelta(seconds=time.monotonic() - began))
-        self._log.info("committed", batch=batch.number, items=page.items, fence=self._holding.lease.fence)
+        self._longest = max(self._longest, timedelta(seconds=time.monotonic() - opened.began))
+        self._log.info("committed", batch=batch.number, items=done, fence=self._holding.lease.fence)
+        if settled is not None:
+            self._alone += page.claimed is not None and page.claimed.alone
+            self._failed += settled.failed
+            for each in settled.failed:
+                self._log.warning("row failed", key=each.key, error=each.error, sqlstate=each.sqlstate)
         self._observe(Station.COMMITTED)
 
     def _check(self) -> None:
@@ -371,11 +513,13 @@ class Run:
         if backlog:
             self._end(Outcome.CAPPED, backlog=backlog)
             return True
-        if self._end(Outcome.SUCCEEDED, backlog=0):
+        if self._end(Outcome.PARTIAL if self._failed else Outcome.SUCCEEDED, backlog=0):
             return True
         connection = self._holding.connection()
         looks_at = horizon.now(connection)
         self._source.look(connection, looks_at, self._position, self._source.cluster)
+        if isinstance(self._source, PendingSource):
+            self._position = None
         # Only now: where the look fails and is done again, the end must be told again to look.
         self._looked_at, self._wanted_at, self._exhausted = looks_at, self._wanted_now, False
         self._log.info("looks again", wanted_at=self._wanted_at)
@@ -393,7 +537,10 @@ class Run:
 
         def ask(connection: db.Connection, lease: Lease) -> tuple[runs.Ending, RunRecord]:
             now = horizon.now(connection)
-            next_due_at = covered = None
+            next_due_at = covered = again_at = None
+            follow_up_at = None if follow_up is None else now + follow_up
+            if not self._is_redo:
+                again_at = self._source.again_at(connection)
             if covered_until is not None and schedule is not None:
                 past = history.of_job(connection, self.spec.name, min(before, covered_until), runs=False)
                 next_due_at = past.next(covered_until, now)
@@ -409,11 +556,11 @@ class Run:
                 backlog=backlog,
                 next_run_at=next_tick,
                 next_due_at=next_due_at,
-                follow_up_at=None if follow_up is None else now + follow_up,
+                follow_up_at=min((at for at in (again_at, follow_up_at) if at is not None), default=None),
                 oldest_due_at=self._source.due_since(self._position) if outcome is Outcome.CAPPED else None,
                 held_by=self._held_by,
                 sqlstate=None if error is None else db.sqlstate(error),
-                error=None if error is None else db.primary_message(error)[:2000],
+                error=self._row_errors() if error is None else db.primary_message(error)[:2000],
             )
             return ending, runs.get(connection, lease.run_id)
 
@@ -432,6 +579,12 @@ class Run:
             )
         self._observe(Station.ENDED)
         return True
+
+    def _row_errors(self) -> str | None:
+        if not self._failed:
+            return None
+        rows = "1 row" if len(self._failed) == 1 else f"{len(self._failed):,} rows"
+        return f"{rows} failed; {self._failed[-1].key}: {self._failed[-1].error}"[:2000]
 
     def _covered_until(self, outcome: Outcome, looked_at: datetime) -> datetime | None:
         """Ticks up to here are covered: everything that was due then is done. None: none that was not before."""

@@ -6,18 +6,25 @@ bound of the run, by the database. After that it gives one `Page` after another,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from typing_extensions import assert_never
 
-from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows, Window
+from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows, PendingRows, Window
+from gaffer_dagster.domain.item import Failed
 from gaffer_dagster.domain.lease import LARGEST_SKEW
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.watermark import Position, RowPosition, TimePosition
 from gaffer_dagster.errors import ForeignWatermarkError
-from gaffer_dagster.store import db, horizon, new_rows, prepare
+from gaffer_dagster.store import db, horizon, new_rows, pending_rows, prepare
+
+MOST_SAVEPOINTS = 64
+"""Rows of a batch that are done one by one, each in a savepoint: the server remembers so many of a transaction without
+a cost for everybody."""
+_DIED = "the process that worked on it ended without a word, in each of its last attempts ({} in all)"
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,43 @@ class Page:
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     window: Window | None = None
     key: str | None = None
+    claimed: Claimed | None = None
+
+    def first(self, rows: int) -> Page:
+        """The page with its first rows only. Those that are left are claimed again later."""
+        if len(self.rows) <= rows or self.claimed is None:
+            return self
+        return replace(
+            self,
+            position=self.position
+            if self.claimed.one_by_one
+            else {"after": self.claimed.keys[rows - 1], "turn": self.position["turn"]},
+            items=rows,
+            rows=self.rows[:rows],
+            claimed=replace(self.claimed, keys=self.claimed.keys[:rows]),
+        )
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """The rows of a page carry their own state. `keys`: theirs, in order. `one_by_one`: some of them failed before.
+    `alone`: it is one row, and an attempt at it is committed. `failed`: others, of which that is known without any
+    work. `forget`: others that need none any more."""
+
+    keys: list[str]
+    one_by_one: bool = False
+    alone: bool = False
+    failed: Sequence[Failed] = ()
+    forget: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A row that may end the process that works on it: an attempt is to be committed first, then it is claimed alone.
+    `position`: where the page of it leaves the reader."""
+
+    key: str
+    position: Position
 
 
 @dataclass(frozen=True)
@@ -49,7 +93,7 @@ class Source(Protocol):
         """Fixes what is due in this run: nothing that becomes due after `at`."""
         ...
 
-    def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | None:
+    def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | Suspect | None:
         """What comes after `position`; None: nothing is due any more."""
         ...
 
@@ -65,6 +109,10 @@ class Source(Protocol):
         """Who keeps from being due what is there already, if somebody does."""
         ...
 
+    def again_at(self, connection: db.Connection) -> datetime | None:
+        """When something that failed is to be tried again, if so."""
+        ...
+
     def key_for(self, row: dict[str, Any]) -> str:
         """Names a row of a page, the same in every attempt."""
         ...
@@ -74,6 +122,8 @@ def source_of(spec: JobSpec, first_seen_at: datetime) -> Source:
     due = spec.due
     if isinstance(due, NewRows):
         return _NewRowsSource(spec.name, due)
+    if isinstance(due, PendingRows):
+        return PendingSource(spec.name, due)
     if isinstance(due, (EachInterval, Elapsed)):
         return _TimeSource(spec, first_seen_at)
     assert_never(due)
@@ -123,8 +173,110 @@ class _NewRowsSource:
         held = new_rows.is_held_back(connection, self._table, self._horizon)
         return horizon.holder(connection) if held else None
 
+    def again_at(self, connection: db.Connection) -> datetime | None:
+        return None
+
     def key_for(self, row: dict[str, Any]) -> str:
         return f"{self._job}/{row[self._due.key]}"
+
+
+class PendingSource:
+    """Rows that carry their own state. Its position is this run's own, and is not stored: `after` which key the rows
+    that never failed go on (`end`: there are no more), and whose `turn` it is: of `new` ones, or of those that are
+    tried `again`."""
+
+    cluster: str | None = None
+    table: pending_rows.Source
+    _until: datetime
+
+    def __init__(self, job: str, due: PendingRows) -> None:
+        self.due = due
+        self.alone = 0.0
+        """How many of the rows that come next are to be worked on alone: one of them may end the process."""
+        self._job = job
+
+    def look(self, connection: db.Connection, at: datetime, position: Position | None, cluster: str | None) -> None:
+        self.table = pending_rows.source(connection, self.due)
+        self._until = at
+
+    def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | Suspect | None:
+        if position is None:
+            position = {"turn": "again"}
+            gone = pending_rows.gone(connection, self.table, pending_rows.given_up(connection, self._job))
+            if gone:
+                return Page(position, 0, claimed=Claimed([], forget=gone))
+        turns = (self._again, self._new) if position["turn"] == "again" else (self._new, self._again)
+        for turn in turns:
+            page = turn(connection, position, limit)
+            if page is not None:
+                return page
+        return None
+
+    def claim_alone(self, connection: db.Connection, suspect: Suspect) -> Page | None:
+        """None: somebody else has it, or it is gone."""
+        rows = pending_rows.claim(connection, self.table, [suspect.key])
+        if not rows:
+            return None
+        self.alone = max(0.0, self.alone - 1)
+        return self._page(suspect.position, rows, alone=True)
+
+    def backlog(self, connection: db.Connection, position: Position | None) -> int:
+        return pending_rows.backlog(connection, self.table, self._job, self._until)
+
+    def due_since(self, position: Position | None) -> datetime | None:
+        return None  # rows carry no time
+
+    def held_back_by(self, connection: db.Connection) -> str | None:
+        return None
+
+    def again_at(self, connection: db.Connection) -> datetime | None:
+        return pending_rows.again_at(connection, self._job)
+
+    def key_for(self, row: dict[str, Any]) -> str:
+        return f"{self._job}/{row[self.due.key]}"
+
+    def _new(self, connection: db.Connection, position: Position, limit: int) -> Page | Suspect | None:
+        if "end" in position:
+            return None
+        most = 1 if self.alone else limit
+        rows = pending_rows.claim_new(connection, self.table, self._job, position.get("after"), most)
+        if not rows:
+            return None
+        then = {"after": rows[-1].key, "turn": "again", **({"end": "yes"} if len(rows) < most else {})}
+        return Suspect(rows[0].key, then) if self.alone else self._page(then, rows)
+
+    def _again(self, connection: db.Connection, position: Position, limit: int) -> Page | Suspect | None:
+        items = {item.key: item for item in pending_rows.to_retry(connection, self._job, self._until, limit)}
+        rows = {row.key: row for row in pending_rows.claim(connection, self.table, list(items))}
+        forget = pending_rows.gone(connection, self.table, [key for key in items if key not in rows])
+        # What is neither claimed nor gone is in somebody else's hands.
+        spent = [key for key in rows if items[key].attempts >= self.due.attempts]
+        failed = [Failed(key, _DIED.format(items[key].attempts), None, charged=True) for key in spent]
+        suspects = [key for key in rows if key not in spent and (self.alone or items[key].died)]
+        then = {**position, "turn": "new"}
+        tame = [row for key, row in rows.items() if key not in spent and key not in suspects]
+        if tame or forget or failed:
+            return self._page(then, tame, one_by_one=True, failed=failed, forget=forget).first(MOST_SAVEPOINTS)
+        return Suspect(suspects[0], then) if suspects else None
+
+    def _page(
+        self,
+        position: Position,
+        rows: Sequence[pending_rows.Row],
+        *,
+        one_by_one: bool = False,
+        alone: bool = False,
+        failed: Sequence[Failed] = (),
+        forget: Sequence[str] = (),
+    ) -> Page:
+        readable = [row for row in rows if row.error is None]
+        unreadable = [Failed(row.key, row.error, None, charged=alone) for row in rows if row.error is not None]
+        return Page(
+            position,
+            len(readable),
+            rows=[row.values for row in readable],
+            claimed=Claimed([row.key for row in readable], one_by_one, alone, [*failed, *unreadable], forget),
+        )
 
 
 class _TimeSource:
@@ -177,6 +329,9 @@ class _TimeSource:
 
     def held_back_by(self, connection: db.Connection) -> str | None:
         return None  # a run waits for it, and says so
+
+    def again_at(self, connection: db.Connection) -> datetime | None:
+        return None
 
     def key_for(self, row: dict[str, Any]) -> str:
         cure = "use batch.key" if self._intervals.repeat else "give Elapsed a slice, whose batches have a batch.key"

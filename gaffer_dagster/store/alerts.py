@@ -30,10 +30,14 @@ def watched(connection: db.Connection, now: datetime, job: str | None = None) ->
                    j.worked, j.last_success_at, j.consecutive_failures, j.failed_at, j.consecutive_capped, j.capped_at,
                    j.due_since, j.held_since, j.held_by, j.parked, j.parked_at, j.taken_over_at, j.returned_at,
                    j.vanished_at, j.retired_at, j.muted_until,
-                   r.started_at as at_work_since, l.lease_until as held_until
+                   r.started_at as at_work_since, r.lease_until as held_until
               from gaffer.job j
-              left join gaffer.job_runs r on r.job = j.name and r.slot = 0 and r.outcome = 'running'
-              left join gaffer.job_lease l on l.job = r.job and l.slot = r.slot and l.lease_id = r.lease_id
+              left join lateral (
+                  select r.started_at, l.lease_until
+                    from gaffer.job_runs r
+                    left join gaffer.job_lease l on l.job = r.job and l.slot = r.slot and l.lease_id = r.lease_id
+                   where r.job = j.name and r.outcome = 'running'
+                   order by r.started_at limit 1) r on true
              where (%(job)s::text is null or j.name = %(job)s)
                and ((j.retired_at is null
                     and (coalesce(j.late_tick, j.next_due_at) + j.grace <= %(now)s or j.paused_at is not null

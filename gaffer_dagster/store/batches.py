@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
 from uuid import UUID, uuid4
@@ -17,10 +18,11 @@ from psycopg import sql
 from psycopg.rows import TupleRow, tuple_row
 from psycopg.types.json import Jsonb
 
+from gaffer_dagster.domain.item import Settled
 from gaffer_dagster.domain.lease import Lease
 from gaffer_dagster.domain.watermark import Position
 from gaffer_dagster.errors import BatchEndedError
-from gaffer_dagster.store import db
+from gaffer_dagster.store import db, pending_rows
 
 
 def begin(connection: db.Connection, batch: UUID, timeout: timedelta) -> None:
@@ -33,25 +35,48 @@ def commit(
     batch: UUID,
     *,
     since: Position | None,
-    until: Position,
+    until: Position | None,
     cluster: str | None,
     items: int,
     duration: timedelta,
+    settled: Settled | None = None,
+    table: pending_rows.Source | None = None,
 ) -> datetime:
     """Verifies, advances, counts, renews and commits, in one message. Returns until when the lease now lasts.
 
-    Raises `LeaseLostError`, `DeadlinePassedError` or `BatchEndedError`: nothing was committed. Any other error of a
-    connection leaves it unknown whether the batch was committed.
+    `settled`: how the rows of `table` went, where they carry their own state. Raises `LeaseLostError`,
+    `DeadlinePassedError`, `BatchEndedError` or `BadSpecError`: nothing was committed. Any other error of a connection
+    leaves it unknown whether the batch was committed.
     """
+    values = [
+        lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, batch,
+        None if since is None else Jsonb(since), None if until is None else Jsonb(until), cluster, items, duration,
+        None if settled is None else Jsonb(_as_json(settled)),
+    ]  # fmt: skip
+    arguments: list[sql.Composable] = [sql.Literal(value) for value in values]
+    marked: sql.Composable = sql.SQL("")
+    if table is not None and settled is not None and settled.done:
+        marked = pending_rows.mark_done(table, settled.done)
+        arguments.append(sql.SQL("(select still_pending from settled)"))
+    message = sql.SQL("{}select gaffer.commit_batch({}); commit").format(marked, sql.SQL(", ").join(arguments))
     with connection.cursor(row_factory=tuple_row) as cursor, db.refusals():
-        cursor.execute(
-            "select gaffer.commit_batch(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s); commit",
-            [
-                lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, batch,
-                None if since is None else Jsonb(since), Jsonb(until), cluster, items, duration,
-            ],
-        )  # fmt: skip
+        cursor.execute(message)
         return db.committed(cursor)[0]
+
+
+def _as_json(settled: Settled) -> dict[str, Any]:
+    return {
+        "attempts": settled.attempts,
+        "backoff": settled.backoff.total_seconds(),
+        "forget": [*settled.done, *settled.forget],
+        "failed": [asdict(each) for each in settled.failed],
+    }
+
+
+def lock(connection: db.Connection, lease: Lease) -> str | None:
+    """Takes the job's advisory lock for this transaction. Who has it, if it cannot be had."""
+    row = connection.execute("select gaffer.lock_batch(%s, %s)", [lease.job, lease.slot]).fetchone()
+    return None if row is None else row[0]
 
 
 class BatchCursor(psycopg.Cursor[TupleRow]):

@@ -19,6 +19,7 @@ from typing_extensions import LiteralString
 
 from gaffer_dagster.errors import (
     BadInputError,
+    BadSpecError,
     BatchEndedError,
     DatabaseUnavailableError,
     DeadlinePassedError,
@@ -235,6 +236,7 @@ _REFUSALS: dict[str, type[GafferError]] = {
     "GF006": UnknownJobError,
     "GF007": RenamedJobError,
     "GF008": JobHeldError,
+    "GF009": BadSpecError,
 }
 
 

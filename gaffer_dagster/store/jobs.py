@@ -78,12 +78,17 @@ def wanted(connection: db.Connection, names: list[str]) -> list[Wanted]:
             """
             select job, why, since, now, pg_catalog.format('%%s:%%s:%%s', job, fence, since) as key
               from (select j.name as job, l.fence, gaffer.clock() as now,
-                           case when l.lease_id is not null then l.lease_until else j.follow_up_at end as since,
-                           case when l.lease_id is not null then 'the run before is dead'
+                           coalesce(l.dead_since, j.follow_up_at) as since,
+                           case when l.dead_since is not null then 'the run before is dead'
                                 else 'the run before left something to do' end as why,
-                           l.lease_id is not null and l.lease_until > gaffer.clock() as is_held
+                           l.is_held
                       from gaffer.job j
-                      join gaffer.job_lease l on l.job = j.name and l.slot = 0
+                      join lateral (
+                          select sum(fence) as fence,
+                                 min(lease_until) filter (where lease_id is not null and lease_until <= gaffer.clock())
+                                     as dead_since,
+                                 bool_and(lease_id is not null and lease_until > gaffer.clock()) as is_held
+                            from gaffer.job_lease where job = j.name and slot < j.slots) l on true
                      where j.name = any(%s)
                        and (j.paused_at is null or j.paused_until <= gaffer.clock())) as each_job
              where since <= now and not is_held
@@ -106,7 +111,8 @@ def status(connection: db.Connection, job: str | None = None) -> list[JobRecord]
                    case when l.lease_id is not null then l.lease_until end as lease_until,
                    r.outcome as last_outcome, r.started_at as last_started_at, r.backlog, w.position as watermark
               from gaffer.job j
-              join gaffer.job_lease l on l.job = j.name and l.slot = 0
+              join lateral (select * from gaffer.job_lease where job = j.name
+                             order by lease_id is null, lease_until desc, slot limit 1) l on true
               join gaffer.job_watermark w on w.job = j.name
               left join lateral (select outcome, started_at, backlog from gaffer.job_runs
                                   where job = j.name and outcome not in ('busy', 'paused', 'late') and trigger <> 'redo'

@@ -59,6 +59,20 @@ def acquire(
         return db.committed(cursor)
 
 
+def slots(connection: db.Connection, job: str, lease_id: UUID) -> list[int]:
+    """The job's slots, in the order in which to ask for them: one that this lease has already, then those that look
+    free. Any of them may be taken meanwhile."""
+    found = connection.execute(
+        """
+        select slot from gaffer.job_lease l join gaffer.job j on j.name = l.job
+         where job = %s and slot < j.slots
+         order by lease_id is not distinct from %s desc, lease_id is null or lease_until <= gaffer.clock() desc, slot
+        """,
+        [job, lease_id],
+    )
+    return [slot for (slot,) in found]
+
+
 def renew(connection: db.Connection, lease: Lease, duration: timedelta) -> bool:
     """False: another run took over, nothing of this one can be committed any more."""
     row = connection.execute(

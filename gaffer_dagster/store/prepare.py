@@ -6,6 +6,7 @@ to read in that order. Adding the column to a filled table rewrites nothing: all
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -40,7 +41,7 @@ class _State:
 
 def source(connection: db.Connection, table_name: str, key: str) -> Source:
     """Raises `NotPreparedError`, or `BadInputError` for a table or key that cannot serve."""
-    table, key_type = _checked(connection, table_name, key)
+    table, key_type = checked(connection, table_name, key)
     state = _state(connection, table, key)
     missing = [
         what
@@ -60,7 +61,7 @@ def source(connection: db.Connection, table_name: str, key: str) -> Source:
 
 def statements(connection: db.Connection, table_name: str, key: str, *, changed: bool | None) -> list[str]:
     """The SQL that the table still lacks, in order. `changed`: also rows that are updated; None: as it is now."""
-    table, _ = _checked(connection, table_name, key)
+    table, _ = checked(connection, table_name, key)
     state = _state(connection, table, key)
     mode = "changed" if changed else "new" if changed is False else state.trigger or "new"
     name, column, trigger = table.identifier, sql.Identifier(XID_COLUMN), sql.Identifier(_TRIGGER)
@@ -95,6 +96,34 @@ def statements(connection: db.Connection, table_name: str, key: str, *, changed:
     return [statement.as_string(connection) for statement in todo]
 
 
+def pending_statements(connection: db.Connection, table_name: str, key: str, pending: str) -> list[str]:
+    """The SQL that the table still lacks so that what `PendingRows` claims costs the same however many rows are done:
+    an index of the pending ones only."""
+    table, _ = checked(connection, table_name, key)
+    digest = hashlib.sha256(f"{key}\0{pending}".encode()).hexdigest()[:8]
+    index = f"gaffer_pending_{table.oid}_{digest}"
+    found = connection.execute(
+        """
+        select i.indisvalid from pg_catalog.pg_index i join pg_catalog.pg_class c on c.oid = i.indexrelid
+         where i.indrelid = %s and c.relname = %s
+        """,
+        [table.oid, index],
+    ).fetchone()
+    todo: list[sql.Composable] = []
+    if found is not None and not found[0]:
+        todo.append(sql.SQL("drop index concurrently {}").format(sql.Identifier(table.schema, index)))
+    if found is None or not found[0]:
+        todo.append(
+            sql.SQL("create index concurrently {} on {} ({}) where {}").format(
+                sql.Identifier(index),
+                table.identifier,
+                sql.Identifier(key),
+                sql.SQL(pending),  # pyright: ignore[reportArgumentType] — the job's own text
+            )
+        )
+    return [statement.as_string(connection) for statement in todo]
+
+
 def apply(connection: db.Connection, todo: list[str]) -> None:
     """Runs `statements`: column and trigger in one transaction that waits for no lock for long, and the index without
     blocking writers, however long it waits for those who read or write the table now."""
@@ -108,7 +137,8 @@ def apply(connection: db.Connection, todo: list[str]) -> None:
         connection.execute(sql.SQL(text))  # pyright: ignore[reportArgumentType]
 
 
-def _checked(connection: db.Connection, table_name: str, key: str) -> tuple[tables.Table, sql.SQL]:
+def checked(connection: db.Connection, table_name: str, key: str) -> tuple[tables.Table, sql.SQL]:
+    """The table, and its key's type. Raises `NotPreparedError`, or `BadInputError`, where it cannot serve."""
     table = tables.find(connection, table_name)
     column = table.column(key)
     type_name = column.type.split("(")[0]

@@ -91,3 +91,16 @@ def unreported(connection: db.Connection, dagster_run_ids: Sequence[str]) -> lis
             """,
             [list(dagster_run_ids)],
         ).fetchall()
+
+
+def ended_badly(connection: db.Connection, lease: Lease) -> bool:
+    """The run before in this slot was cut off in the middle of a batch, for all that is known."""
+    row = connection.execute(
+        """
+        select outcome in ('abandoned', 'timed_out', 'lost_lease') from gaffer.job_runs
+         where job = %s and slot = %s and id < %s and outcome not in ('busy', 'paused', 'late')
+         order by id desc limit 1
+        """,
+        [lease.job, lease.slot, lease.run_id],
+    ).fetchone()
+    return bool(row and row[0])

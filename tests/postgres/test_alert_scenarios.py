@@ -614,7 +614,7 @@ def test_rows_that_were_given_up_are_heard_however_the_run_ended(scene: Scene, o
     job = spec(grace="6h")
     scene.register("00:30", job)
     attempt = scene.start(job, "01:00")
-    jobs.execute(scene.url, "update gaffer.job_runs set parked = 2")
+    jobs.execute(scene.url, protocol.PARK, 2, None)
     if outcome is None:  # its process died
         scene.run(job, "01:05")
     else:

@@ -325,9 +325,7 @@ class Job:
             self.held = Held(attempt, run)
             if self.rng.random() < 0.004:  # its first batch does
                 run.parked = 3
-                self.life.control.execute(
-                    "update gaffer.job_runs set parked = 3 where lease_id = %s", [attempt.lease_id]
-                )
+                self.life.control.execute(protocol.PARK, [3, attempt.lease_id])
             self._go_on(self.held)
         elif attempt.grant.outcome == "failed":
             run = oracle.Run(now, trigger, tick, now, Outcome.FAILED)

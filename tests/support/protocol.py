@@ -19,6 +19,18 @@ from gaffer_dagster.store import batches, db, leases, runs
 from gaffer_dagster.store import jobs as job_table
 from tests.support import jobs
 
+PARK = """
+    with of as (select %s::bigint as rows, %s::uuid as lease_id),
+    parked as (
+        insert into gaffer.job_item
+        select job, id || '/' || n, 5, gaffer.clock(), gaffer.clock(), gaffer.clock(), null, 'bad', gaffer.clock()
+          from gaffer.job_runs r, of, generate_series(1, of.rows) as n
+         where outcome = 'running' and r.lease_id = coalesce(of.lease_id, r.lease_id))
+    update gaffer.job_runs r set parked = of.rows
+      from of where outcome = 'running' and r.lease_id = coalesce(of.lease_id, r.lease_id)
+"""
+"""A batch of the run that is at work gave up so many rows."""
+
 
 def until(what: Callable[[], Any], *, within: float = 30, pause: float = 0.02) -> Any:
     """Polls until `what` is true; what it then is."""

@@ -37,8 +37,8 @@ def test_names_that_cannot_be_are_refused_by_name(name: Any) -> None:
 
 
 def test_exclusion_that_is_not_offered_is_refused() -> None:
-    with pytest.raises(BadSpecError, match=r"'a'.*exclusion='advisory'"):
-        JobSpec("a", DUE, exclusion="advisory")
+    with pytest.raises(BadSpecError, match=r"'a'.*exclusion='lock'"):
+        JobSpec("a", DUE, exclusion="lock")
 
 
 def test_an_h_is_made_from_the_name() -> None:

@@ -7,6 +7,7 @@
 --   job_runs         one row for each attempt that reached the database
 --   operator_action  who did what to which job, and why
 --   watch, alert, …  who looks for silence, and what was found: 0004_alerts.sql
+--   job_item         rows that failed and are tried again, or were given up: 0008_items.sql
 --   migration        which of these files were applied
 --
 -- What always holds:
@@ -31,6 +32,7 @@ create table gaffer.job (
     spec_hash            text not null,
     work_hash            text,             -- what the job does, without its name: tells a rename from a new job
     zone_data            text,             -- of the worker that registered it last: version and rules of its zone
+    slots                integer not null default 1 check (slots > 0),  -- how many runs may work side by side
     first_seen_at        timestamptz not null,
     paused_at            timestamptz,
     paused_until         timestamptz,

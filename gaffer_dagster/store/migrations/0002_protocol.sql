@@ -15,6 +15,7 @@
 --   GF006  no such job, or no such run
 --   GF007  a job that is not known does the work of one that is: a rename
 --   GF008  a run is at work
+--   GF009  what is said to be done is still pending
 --
 -- Lock order, everywhere: the user's rows, then job_lease, then job, then job_watermark and job_runs.
 
@@ -75,12 +76,14 @@ $$;
 
 -- A run gave up rows; they stay so however it ended.
 create function gaffer.note_parked(p_job text, p_rows bigint, p_at timestamptz) returns void
-language sql
+language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
-    update gaffer.job set parked = parked + p_rows, parked_at = coalesce(parked_at, p_at)
-     where name = p_job and p_rows > 0
-$$;
+begin
+    if p_rows > 0 then
+        perform gaffer.count_parked(p_job, p_at);
+    end if;
+end $$;
 
 -- A run was found dead, or its lease was taken from it.
 create function gaffer.count_takeover(p_job text, p_at timestamptz) returns void
@@ -193,12 +196,14 @@ begin
           and v_job.zone_data is not distinct from p_zone_data and v_job.retired_at is null then
         return null;
     end if;
-    insert into gaffer.job (name, spec, spec_hash, work_hash, zone_data, version, grace, first_seen_at, rules_at,
+    insert into gaffer.job (name, spec, spec_hash, work_hash, zone_data, version, grace, slots, first_seen_at, rules_at,
                             next_due_at)
-    values (p_job, p_spec, p_spec_hash, p_work_hash, p_zone_data, v_version, p_grace, v_now, v_now, p_next_due_at)
+    values (p_job, p_spec, p_spec_hash, p_work_hash, p_zone_data, v_version, p_grace, p_slots, v_now, v_now,
+            p_next_due_at)
     on conflict (name) do nothing;
     update gaffer.job
        set spec = p_spec, spec_hash = p_spec_hash, work_hash = p_work_hash, zone_data = p_zone_data, grace = p_grace,
+           slots = p_slots,
            rules_at = case when spec - 'due' = p_spec - 'due' then rules_at else v_now end,
            version = v_version,
            version_before = case when version = v_version then version_before else version end,
@@ -407,10 +412,12 @@ begin
 end $$;
 
 -- The last statement of a batch, sent in one message with COMMIT: no pause of the client fits between the two, and
--- a refusal here makes the server skip the COMMIT.
+-- a refusal here makes the server skip the COMMIT. A job whose rows carry their own state has no position: `p_to` is
+-- null, `p_settled` says how its rows went (settle_items), and none may be left pending that is called done.
 create function gaffer.commit_batch(
     p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_run_id bigint, p_batch uuid,
-    p_from jsonb, p_to jsonb, p_cluster text, p_items bigint, p_ttl interval
+    p_from jsonb, p_to jsonb, p_cluster text, p_items bigint, p_ttl interval,
+    p_settled jsonb default null, p_still_pending bigint default 0
 ) returns timestamptz
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -419,6 +426,7 @@ declare
     v_until timestamptz;
     v_deadline timestamptz;
     v_now timestamptz;
+    v_parked bigint := 0;
 begin
     if current_setting('gaffer.batch', true) is distinct from p_batch::text then
         raise exception 'the transaction of this batch of job "%" was ended by its own code', p_job
@@ -434,14 +442,25 @@ begin
     update gaffer.job_lease set lease_until = v_now + p_ttl
      where job = p_job and slot = p_slot
     returning lease_until into v_until;
-    update gaffer.job_watermark
-       set position = p_to, cluster = p_cluster,
-           updated_at = case when position is distinct from p_to then v_now else updated_at end
-     where job = p_job and position is not distinct from p_from;
-    if not found then
-        raise exception 'the watermark of job "%" is not where this batch found it', p_job using errcode = 'GF005';
+    if p_to is not null then
+        update gaffer.job_watermark
+           set position = p_to, cluster = p_cluster,
+               updated_at = case when position is distinct from p_to then v_now else updated_at end
+         where job = p_job and position is not distinct from p_from;
+        if not found then
+            raise exception 'the watermark of job "%" is not where this batch found it', p_job using errcode = 'GF005';
+        end if;
     end if;
-    update gaffer.job_runs set batches = batches + 1, items = items + p_items, watermark_to = p_to
+    if p_still_pending > 0 then
+        raise exception '% rows of a batch of job "%" are still pending after what done= sets: they would be done '
+            'again and again; let done= end what pending= says', p_still_pending, p_job using errcode = 'GF009';
+    end if;
+    if p_settled is not null then
+        v_parked := gaffer.settle_items(p_job, p_settled, v_now);
+    end if;
+    update gaffer.job_runs
+       set batches = batches + 1, items = items + p_items, parked = parked + v_parked,
+           watermark_to = coalesce(p_to, watermark_to)
      where id = p_run_id and lease_id = p_lease_id and outcome = 'running'
     returning deadline_at into v_deadline;
     if not found then
@@ -595,6 +614,7 @@ begin
        set runs_ended = runs_ended + 1, run_seconds = run_seconds + extract(epoch from v_now - v_run.started_at),
            follow_up_at = case when wanted_at is distinct from p_wanted_at then v_now
                                when v_run.trigger = 'redo' then follow_up_at
+                               when v_job.slots > 1 then least(follow_up_at, p_follow_up_at)  -- another slot's wish
                                else p_follow_up_at end
      where name = p_job;
     -- Late renewals and commits of this run find nothing: the id is gone, the fence stays.

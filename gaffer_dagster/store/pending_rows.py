@@ -1,0 +1,265 @@
+"""Rows that carry their own state: claimed with FOR UPDATE SKIP LOCKED, and done in the transaction that claimed them.
+
+A claim is a materialized CTE whose locking statement gives the columns: `update … where key in (select … limit …)` may
+run its subquery again for each row and claim them all, and a join back to the table would read what a row was before
+it was locked. Claims go up by key and never back within a run, which also passes the entries of done rows in the index
+once at most, however long a snapshot elsewhere keeps them there.
+
+Rows that failed have an entry in `gaffer.job_item`, and are claimed by it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row, tuple_row
+
+from gaffer_dagster.domain.due import PendingRows
+from gaffer_dagster.domain.lease import Lease
+from gaffer_dagster.errors import BadInputError, NotPreparedError
+from gaffer_dagster.store import db, prepare, tables
+
+BACKLOG_CEILING = 1_000_000
+_AT_ONCE = 1_000
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table as `PendingRows` reads it."""
+
+    table: tables.Table
+    key: sql.Identifier
+    key_type: sql.SQL
+    pending: sql.Composed
+    done: sql.SQL
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claimed row. `key` is as Postgres writes it. `error`: it holds a value that Python cannot."""
+
+    key: str
+    values: dict[str, Any]
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Item:
+    """A row that failed and is to be tried again. `died`: the process that worked on it has not said how it went."""
+
+    key: str
+    attempts: int
+    died: bool
+
+
+@dataclass(frozen=True)
+class ItemRecord:
+    """A row of `gaffer.job_item`, for people."""
+
+    key: str
+    attempts: int
+    first_failed_at: datetime
+    failed_at: datetime
+    next_attempt_at: datetime
+    parked_at: datetime | None
+    dropped_at: datetime | None
+    sqlstate: str | None
+    error: str | None
+
+
+def source(connection: db.Connection, due: PendingRows) -> Source:
+    """Raises `BadInputError` or `NotPreparedError` for a table, key or condition that cannot serve."""
+    table, key_type = prepare.checked(connection, due.table, due.key)
+    found = Source(
+        table,
+        sql.Identifier(table.schema, table.name, due.key),
+        key_type,
+        sql.SQL("(\n{}\n)").format(sql.SQL(due.pending)),
+        sql.SQL(due.done),
+    )
+    try:
+        # Planned, not run: what is wrong with either text is said before any row is claimed.
+        connection.execute(sql.SQL("explain {}").format(_mark_done(found, [])))
+    except psycopg.Error as error:
+        raise BadInputError(
+            f"PendingRows on {table}: pending={due.pending!r} or done={due.done!r} cannot be used: "
+            f"{db.primary_message(error)}; mend it"
+        ) from None
+    return found
+
+
+def is_indexed(connection: db.Connection, due: PendingRows) -> bool:
+    """The table has the index that `gaffer prepare` makes, by which a claim costs the same however many are done."""
+    try:
+        return not prepare.pending_statements(connection, due.table, due.key, due.pending)
+    except NotPreparedError:
+        return False
+
+
+def cure(due: PendingRows) -> str:
+    return f"gaffer prepare {due.table} --key {due.key} --pending {shlex.quote(due.pending)} --apply"
+
+
+def claim_new(connection: db.Connection, source: Source, job: str, after: str | None, limit: int) -> list[Row]:
+    """Claims rows that have not failed so far, in the order of their keys."""
+    behind = (
+        sql.SQL("")
+        if after is None
+        else sql.SQL(" and {} > {}::{}").format(source.key, sql.Literal(after), source.key_type)
+    )
+    # A scalar subquery is looked up row by row; an anti-join may read all the failed rows for each page.
+    return _claim(
+        connection,
+        source,
+        sql.SQL(
+            "{}{} and (select pg_catalog.count(*) from gaffer.job_item where job = {} and key = {}::text) = 0"
+        ).format(source.pending, behind, sql.Literal(job), source.key),
+        limit,
+    )
+
+
+def claim(connection: db.Connection, source: Source, keys: Sequence[str]) -> list[Row]:
+    """Claims these rows, as far as they are pending and nobody else works on them."""
+    wanted = sql.SQL("{} = any({}::{}[]) and {}").format(
+        source.key, sql.Literal(list(keys)), source.key_type, source.pending
+    )
+    return _claim(connection, source, wanted, len(keys))
+
+
+def gone(connection: db.Connection, source: Source, keys: Sequence[str]) -> list[str]:
+    """Of these rows, those that are not there, or not pending, any more."""
+    return [
+        key
+        for (key,) in connection.execute(
+            sql.SQL(
+                "select wanted.gaffer_key from pg_catalog.unnest({}::text[]) as wanted (gaffer_key)"
+                " where not exists (select from {} where {} = wanted.gaffer_key::{} and {})"
+            ).format(sql.Literal(list(keys)), source.table.identifier, source.key, source.key_type, source.pending)
+        )
+    ]
+
+
+def to_retry(connection: db.Connection, job: str, due_until: datetime, limit: int) -> list[Item]:
+    """The rows that failed and are to be tried again, those that have waited longest first."""
+    with connection.cursor(row_factory=class_row(Item)) as cursor:
+        return cursor.execute(
+            """
+            select key, attempts, error is null as died from gaffer.job_item
+             where job = %s and parked_at is null and dropped_at is null and next_attempt_at <= %s
+             order by next_attempt_at, key limit %s
+            """,
+            [job, due_until, limit],
+        ).fetchall()
+
+
+def given_up(connection: db.Connection, job: str) -> list[str]:
+    """Rows that wait for somebody, at most a thousand: they may have been mended by hand."""
+    found = connection.execute(
+        "select key from gaffer.job_item where job = %s and (parked_at is not null or dropped_at is not null)"
+        " order by key limit %s",
+        [job, _AT_ONCE],
+    )
+    return [key for (key,) in found]
+
+
+def again_at(connection: db.Connection, job: str) -> datetime | None:
+    """When the next of the failed rows is to be tried again."""
+    row = connection.execute(
+        "select min(next_attempt_at) from gaffer.job_item where job = %s and parked_at is null and dropped_at is null",
+        [job],
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def backlog(connection: db.Connection, source: Source, job: str, due_until: datetime) -> int:
+    """How many rows are pending and not to be left alone, counted up to `BACKLOG_CEILING`."""
+    row = connection.execute(
+        sql.SQL(
+            "select count(*) from (select 1 from {} where {} and not exists ("
+            "select from gaffer.job_item where job = {} and key = {}::text and (parked_at is not null"
+            " or dropped_at is not null or next_attempt_at > {})) limit {}) as due"
+        ).format(
+            source.table.identifier,
+            source.pending,
+            sql.Literal(job),
+            source.key,
+            sql.Literal(due_until),
+            sql.Literal(BACKLOG_CEILING),
+        )
+    ).fetchone()
+    return row[0] if row else 0
+
+
+def charge(connection: db.Connection, lease: Lease, key: str, backoff: timedelta) -> None:
+    """Commits an attempt at a row before it is worked on."""
+    with connection.cursor(row_factory=tuple_row) as cursor, db.refusals():
+        cursor.execute(
+            db.BEGIN + "set local statement_timeout = '10s'; select gaffer.charge_item(%s, %s, %s, %s, %s, %s); commit",
+            [lease.job, lease.slot, lease.fence, lease.lease_id, key, backoff],
+        )
+        db.committed(cursor)
+
+
+def mark_done(source: Source, keys: Sequence[str]) -> sql.Composed:
+    """The rows with these keys are done, as far as their own work has not said otherwise already. A CTE `settled` of
+    how many of them are still pending after that, for the statement that commits the batch."""
+    return sql.SQL(
+        "with marked as ({} returning {} as is_pending),"
+        " settled as (select pg_catalog.count(*) filter (where is_pending) as still_pending from marked) "
+    ).format(_mark_done(source, keys), source.pending)
+
+
+def items(connection: db.Connection, job: str, *, everything: bool, limit: int) -> list[ItemRecord]:
+    """The rows that were parked; with `everything` also those that are to be tried again, or were dropped."""
+    with connection.cursor(row_factory=class_row(ItemRecord)) as cursor:
+        return cursor.execute(
+            """
+            select key, attempts, first_failed_at, failed_at, next_attempt_at, parked_at, dropped_at, sqlstate, error
+              from gaffer.job_item
+             where job = %s and (%s or (parked_at is not null and dropped_at is null))
+             order by failed_at desc, key limit %s
+            """,
+            [job, everything, limit],
+        ).fetchall()
+
+
+def _mark_done(source: Source, keys: Sequence[str]) -> sql.Composed:
+    return sql.SQL("update {} set {} where {} = any({}::{}[]) and {}").format(
+        source.table.identifier, source.done, source.key, sql.Literal(list(keys)), source.key_type, source.pending
+    )
+
+
+def _claim(connection: db.Connection, source: Source, wanted: sql.Composed, limit: int) -> list[Row]:
+    names = list(source.table.columns)
+    query = sql.SQL(
+        "with due as materialized (select {}, {}::text as gaffer_key from {} where {} order by {} limit {}"
+        " for update of {} skip locked) select * from due"
+    ).format(
+        sql.SQL(", ").join(map(sql.Identifier, names)),
+        source.key,
+        source.table.identifier,
+        wanted,
+        source.key,
+        sql.Literal(limit),
+        sql.Identifier(source.table.name),
+    )
+    rows: list[Row] = []
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        cursor.execute(query)
+        for number in range(cursor.rowcount):
+            try:
+                values = cursor.fetchone()
+            except psycopg.DataError as error:
+                key = cursor.pgresult.get_value(number, len(names)) if cursor.pgresult else None
+                rows.append(Row((key or b"").decode(), {}, f"it holds a value that Python cannot: {error}"))
+                cursor.scroll(1)
+            else:
+                assert values is not None  # noqa: S101 — rowcount says so
+                rows.append(Row(values[-1], dict(zip(names, values, strict=False))))
+    return rows

@@ -1,0 +1,261 @@
+"""Rows that carry their own state: each is done once, a bad one is found, tried again and parked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+import gaffer_dagster as gd
+from gaffer_dagster.domain.spec import JobSpec
+from gaffer_dagster.engine.batch import Batch
+from gaffer_dagster.errors import BadInputError, BadSpecError
+from gaffer_dagster.store import db, prepare
+from gaffer_dagster.testing import Clock
+from tests.support import jobs
+
+PENDING, DONE = "done_at is null", "done_at = gaffer.clock()"
+
+
+def make(url: str, rows: int, *, indexed: bool = True) -> None:
+    jobs.execute(url, "create table item (id bigint primary key, value text, done_at timestamptz)")
+    jobs.execute(url, "create table effect (id bigint, fence bigint, batch int)")
+    if indexed:
+        with db.connect(url, application_name="test") as connection:
+            prepare.apply(connection, prepare.pending_statements(connection, "item", "id", PENDING))
+    add(url, 1, rows)
+
+
+def add(url: str, first: int, last: int) -> None:
+    jobs.execute(url, "insert into item select n, 'v' || n from generate_series(%s::int, %s) n", first, last)
+
+
+def spec(*, schedule: bool = True, bounds: dict[str, Any] | None = None, **due: Any) -> JobSpec:
+    due = {"pending": PENDING, "done": DONE, "backoff": "10m", **due}
+    return JobSpec(
+        "items",
+        gd.PendingRows("item", "id", **due),
+        gd.Schedule("0 * * * *") if schedule else None,
+        gd.Bounds(**{"timeout": "5m", **(bounds or {})}),
+    )
+
+
+def effect(batch: Batch) -> None:
+    batch.insert("effect", [{"id": row["id"], "fence": batch.fence, "batch": batch.number} for row in batch.rows])
+
+
+def failing(*bad: int) -> Any:
+    def work(batch: Batch) -> None:
+        effect(batch)
+        for row in batch.rows:
+            if row["id"] in bad:
+                raise ValueError(f"row {row['id']} is bad")
+
+    return work
+
+
+def done(url: str) -> list[int]:
+    return [key for (key,) in jobs.query(url, "select id from effect order by id")]
+
+
+def items(url: str) -> list[tuple[Any, ...]]:
+    return jobs.query(url, "select key, attempts, parked_at is not null, error from gaffer.job_item order by key::int")
+
+
+def test_every_row_is_done_once(url: str) -> None:
+    make(url, 250)
+    record = jobs.run(spec(), url, effect)
+    assert (record.outcome, record.items, record.batches, record.parked) == ("succeeded", 250, 3, 0)
+    assert done(url) == list(range(1, 251))
+    assert jobs.query(url, "select count(*) from item where done_at is null") == [(0,)]
+    assert jobs.run(spec(), url, effect).items == 0
+    add(url, 251, 260)
+    assert jobs.run(spec(), url, effect).items == 10
+    assert jobs.query(url, "select position from gaffer.job_watermark") == [(None,)]
+
+
+def test_a_bad_row_is_out_of_the_way_of_the_others_and_parked(url: str, clock: Clock) -> None:
+    make(url, 100)
+    job = spec(attempts=3, bounds={"batch_rows": 10, "batches": 1})
+    outcomes = [jobs.run(job, url, failing(1), worker_clock=clock.now).outcome for _ in range(10)]
+    assert outcomes == ["capped"] * 9 + ["succeeded"]
+    assert done(url) == list(range(2, 101))
+    assert items(url) == [("1", 1, False, "ValueError: row 1 is bad")]
+    for attempt in (2, 3):
+        clock.advance(timedelta(hours=1))
+        record = jobs.run(job, url, failing(1), worker_clock=clock.now)
+        assert (record.outcome, record.items, record.parked) == ("partial", 0, attempt // 3)
+        assert record.error == "1 row failed; 1: ValueError: row 1 is bad"
+    assert items(url) == [("1", 3, True, "ValueError: row 1 is bad")]
+    assert jobs.query(url, "select parked, parked_at is not null from gaffer.job") == [(1, True)]
+    clock.advance(timedelta(hours=2))
+    assert jobs.run(job, url, failing(), worker_clock=clock.now).items == 0
+
+
+def test_a_row_that_was_mended_by_hand_is_forgotten(url: str, clock: Clock) -> None:
+    make(url, 3)
+    jobs.run(spec(attempts=1), url, failing(2), worker_clock=clock.now)
+    assert jobs.query(url, "select parked from gaffer.job") == [(1,)]
+    jobs.execute(url, "update item set done_at = now() where id = 2")
+    assert jobs.run(spec(attempts=1), url, failing(2), worker_clock=clock.now).outcome == "succeeded"
+    assert items(url) == []
+    assert jobs.query(url, "select parked, parked_at from gaffer.job") == [(0, None)]
+
+
+def test_a_failed_row_is_wanted_when_its_time_has_come(url: str, clock: Clock) -> None:
+    make(url, 3)
+    assert jobs.run(spec(), url, failing(2), worker_clock=clock.now).outcome == "partial"
+    [(at, now)] = jobs.query(url, "select follow_up_at, gaffer.clock() from gaffer.job")
+    assert timedelta(minutes=7) < at - now < timedelta(minutes=13)
+    clock.advance(timedelta(minutes=14))
+    assert jobs.run(spec(), url, effect, worker_clock=clock.now).outcome == "succeeded"
+    assert (done(url), items(url)) == ([1, 2, 3], [])
+    assert jobs.query(url, "select follow_up_at from gaffer.job") == [(None,)]
+
+
+def test_a_database_error_is_the_rows_and_no_values_of_it_are_kept(url: str) -> None:
+    make(url, 5)
+    jobs.execute(url, "create unique index on effect (id)")
+    jobs.execute(url, "insert into effect (id) values (3)")
+    record = jobs.run(spec(), url, effect)
+    assert (record.outcome, record.items) == ("partial", 4)
+    assert items(url) == [("3", 1, False, 'duplicate key value violates unique constraint "effect_id_idx"')]
+    assert jobs.query(url, "select sqlstate from gaffer.job_item") == [("23505",)]
+
+
+def test_an_error_that_is_swallowed_fails_its_row(url: str) -> None:
+    make(url, 3)
+
+    def work(batch: Batch) -> None:
+        effect(batch)
+        if any(row["id"] == 2 for row in batch.rows):
+            with contextlib.suppress(psycopg.Error):
+                batch.execute("select 1 / 0")
+
+    assert jobs.run(spec(), url, work).outcome == "partial"
+    assert (done(url), items(url)) == ([1, 3], [("2", 1, False, "division by zero")])
+
+
+def test_what_strikes_at_commit_is_found_too(url: str) -> None:
+    make(url, 5)
+    jobs.execute(url, "create table parent (id bigint primary key)")
+    jobs.execute(url, "insert into parent values (1), (2), (4), (5)")
+    jobs.execute(url, "alter table effect add foreign key (id) references parent deferrable initially deferred")
+    record = jobs.run(spec(), url, effect)
+    assert (record.outcome, record.items) == ("partial", 4)
+    assert (done(url), [row[:3] for row in items(url)]) == ([1, 2, 4, 5], [("3", 1, False)])
+
+
+def test_a_row_that_takes_too_long_is_found_too(url: str) -> None:
+    make(url, 5)
+
+    def work(batch: Batch) -> None:
+        effect(batch)
+        if any(row["id"] == 2 for row in batch.rows):
+            batch.execute("select pg_sleep(60)")
+
+    record = jobs.run(spec(bounds={"batch_timeout": "1s", "timeout": "1m"}), url, work)
+    assert (record.outcome, record.items) == ("partial", 4)
+    assert (done(url), [row[:3] for row in items(url)]) == ([1, 3, 4, 5], [("2", 1, False)])
+
+
+def test_a_row_that_ends_its_process_is_parked_and_those_beside_it_are_not_charged(url: str, clock: Clock) -> None:
+    make(url, 20)
+
+    def work(batch: Batch) -> None:
+        effect(batch)
+        if any(row["id"] == 7 for row in batch.rows):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ends = []
+    for _ in range(12):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                jobs.run(spec(attempts=3), url, work, worker_clock=clock.now)
+            finally:
+                os._exit(0)
+        ends.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        clock.advance(timedelta(hours=2))
+    assert ends[:4] == [-signal.SIGKILL] * 4, "once unknown, then three attempts"
+    assert ends[4:] == [0] * 8
+    assert done(url) == [n for n in range(1, 21) if n != 7]
+    assert [row[:3] for row in items(url)] == [("7", 3, True)]
+    assert jobs.query(url, "select parked from gaffer.job") == [(1,)]
+
+
+def test_what_the_function_says_of_a_row_stands(url: str) -> None:
+    make(url, 3)
+    jobs.execute(url, "alter table item add state text")
+
+    def work(batch: Batch) -> None:
+        batch.execute("update item set done_at = 'epoch', state = 'refused' where id = 2")
+
+    assert jobs.run(spec(done="done_at = now(), state = 'done'"), url, work).items == 3
+    assert jobs.query(url, "select state from item order by id") == [("done",), ("refused",), ("done",)]
+
+
+def test_rows_that_stay_pending_are_no_success(url: str) -> None:
+    make(url, 3)
+    with pytest.raises(BadSpecError, match="still pending after what done= sets"):
+        jobs.run(spec(done="value = 'x'"), url, effect)
+    assert (done(url), items(url)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("due", "says"),
+    [({"pending": "nothing is"}, "pending="), ({"done": "nothing = 1"}, "done=")],
+)
+def test_sql_that_cannot_be_used_is_said_before_anything_is_claimed(url: str, due: dict[str, Any], says: str) -> None:
+    make(url, 3)
+    with pytest.raises(BadInputError, match=says):
+        jobs.run(spec(**due), url, effect)
+
+
+def test_a_value_that_python_cannot_hold_fails_its_row_only(url: str) -> None:
+    make(url, 3)
+    jobs.execute(url, "alter table item add at date")
+    jobs.execute(url, "update item set at = 'infinity' where id = 2")
+    record = jobs.run(spec(), url, effect)
+    assert (record.outcome, record.items, done(url)) == ("partial", 2, [1, 3])
+    assert "value that Python cannot" in items(url)[0][3]
+
+
+def test_a_claim_takes_no_more_than_it_says_whatever_the_plan(url: str) -> None:
+    make(url, 20, indexed=False)
+    for off in ("hashjoin", "mergejoin", "sort", "hashagg", "material", "memoize"):
+        jobs.execute(url, f"alter role current_user set enable_{off} = off")
+    seen: list[int] = []
+
+    def work(batch: Batch) -> None:
+        seen.append(len(jobs.query(url, "select 1 from item for update skip locked")))
+
+    try:
+        jobs.run(spec(bounds={"batch_rows": 3, "batches": 1}), url, work)
+    finally:
+        jobs.execute(url, "alter role current_user reset all")
+    assert seen == [17]
+
+
+def test_slots_work_side_by_side_each_with_a_lease_of_its_own(url: str) -> None:
+    make(url, 10)
+    job = spec(parallel=2, bounds={"batch_rows": 3, "batches": 1})
+    with jobs.opened(job, url) as first, jobs.opened(job, url) as second, jobs.opened(job, url) as third:
+        assert third.outcome == "busy"
+        second.apply(effect)
+        first.apply(effect)
+    assert jobs.query(url, "select slot, outcome, items from gaffer.job_runs order by id") == [
+        (0, "capped", 3), (1, "capped", 3), (1, "busy", 0),
+    ]  # fmt: skip
+    assert jobs.query(url, "select slot, fence from gaffer.job_lease order by slot") == [(0, 1), (1, 1)]
+
+
+def test_a_loop_is_refused(url: str) -> None:
+    make(url, 1)
+    with pytest.raises(BadInputError, match=r"run\.apply"), jobs.opened(spec(), url) as run:
+        next(iter(run))
