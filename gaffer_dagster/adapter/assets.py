@@ -184,7 +184,7 @@ def _materialize(
             yield dg.AssetObservation(context.asset_key, metadata=metadata.of_run(run.record))
             yield from _checks(context, job, resource)
         raise
-    if run.record is not None and run.record.batches:
+    if run.record is not None and run.record.items:
         yield dg.MaterializeResult(metadata={**metadata.of_function(run.metadata), **metadata.of_run(run.record)})
     else:
         # Nothing new is there, so nothing downstream may be woken; an observation says why.

@@ -37,7 +37,7 @@ def schedule_of(
     wake = wake_up(schedule, datetime.now(timezone.utc))
     instead = "" if wake.is_plain else f" Dagster looks in UTC, at these times and at some more, since {wake.why}."
 
-    def evaluate(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+    def evaluate(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | list[dg.RunRequest] | dg.SkipReason:
         at = context.scheduled_execution_time.astimezone(timezone.utc)
         tick = schedule.latest(at)
         try:
@@ -48,7 +48,11 @@ def schedule_of(
             why_not = None
         if why_not is not None:
             return dg.SkipReason(why_not)
-        return dg.RunRequest(tags={} if tick is None else {TICK_TAG: tick.isoformat()})
+        tags = {} if tick is None else {TICK_TAG: tick.isoformat()}
+        if spec.slots == 1:
+            return dg.RunRequest(tags=tags)
+        # A run for each slot; by its key Dagster tells one from another when a tick is evaluated again.
+        return [dg.RunRequest(run_key=f"slot {slot}", tags=tags) for slot in range(spec.slots)]
 
     return dg.ScheduleDefinition(
         name=name,

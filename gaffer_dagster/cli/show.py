@@ -57,7 +57,7 @@ def runs(job: str | None, limit: int, as_json: bool) -> None:
 
 def print_json(records: Sequence[RunRecord | JobRecord]) -> None:
     for record in records:
-        click.echo(json.dumps(asdict(record), default=_plain))
+        click.echo(json.dumps(asdict(record), default=plain))
 
 
 def print_jobs(records: Sequence[JobRecord]) -> None:
@@ -129,7 +129,7 @@ def print_table(table: Table) -> None:
     (terminal if terminal.is_terminal else Console(width=250)).print(table)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, timedelta):

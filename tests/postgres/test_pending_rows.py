@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 import gaffer_dagster as gd
+from gaffer_dagster.cli import main
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.errors import BadInputError, BadSpecError
@@ -259,3 +263,116 @@ def test_a_loop_is_refused(url: str) -> None:
     make(url, 1)
     with pytest.raises(BadInputError, match=r"run\.apply"), jobs.opened(spec(), url) as run:
         next(iter(run))
+
+
+def test_people_see_the_parked_rows_and_try_them_again_or_drop_them(url: str, clock: Clock) -> None:
+    make(url, 5)
+    job = spec(attempts=1)
+    jobs.run(job, url, failing(2, 4), worker_clock=clock.now)
+    assert [json.loads(line)["key"] for line in gaffer(url, "items", "list", "items", "--json").splitlines()] == [
+        "2",
+        "4",
+    ]
+    assert "ValueError: row 4 is bad" in gaffer(url, "items", "list", "items")
+    assert gaffer(url, "items", "drop", "items", "4", "--yes") == "1 rows of items are dropped\n"
+    assert jobs.query(url, "select parked from gaffer.job") == [(1,)]
+    assert gaffer(url, "items", "retry", "items", "--parked", "--yes", "--reason", "mended") == (
+        "1 rows of items are tried again\n"
+    )
+    assert jobs.query(url, "select parked, parked_at, follow_up_at is not null from gaffer.job") == [(0, None, True)]
+    assert jobs.query(url, "select action, details ->> 'rows' from gaffer.operator_action order by id") == [
+        ("drop items", "1"), ("retry items", "1"),
+    ]  # fmt: skip
+    record = jobs.run(job, url, effect, worker_clock=clock.now)
+    assert (record.outcome, record.items, done(url)) == ("succeeded", 1, [1, 2, 3, 5])
+    assert gaffer(url, "items", "list", "items") == "items has no parked rows (all failed ones: --all)\n"
+    assert "dropped" in gaffer(url, "items", "list", "items", "--all")
+
+
+@pytest.mark.parametrize("given", [[], ["1", "--parked"], ["9", "--yes"]])
+def test_rows_that_are_not_named_right_are_said(url: str, given: list[str]) -> None:
+    make(url, 1)
+    jobs.run(spec(), url, failing(1))
+    found = CliRunner().invoke(main, ["items", "retry", "items", *given], env={"GAFFER_DATABASE_URL": url})
+    assert found.exit_code == 1
+    assert "key" in found.stderr
+
+
+def gaffer(url: str, *arguments: str) -> str:
+    found = CliRunner().invoke(main, arguments, env={"GAFFER_DATABASE_URL": url}, catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return found.stdout
+
+
+# ── exclusion="advisory" ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def advisory(job: JobSpec) -> JobSpec:
+    return replace(job, exclusion="advisory")
+
+
+def locks(url: str) -> list[tuple[Any, ...]]:
+    return jobs.query(
+        url,
+        "select classid, objid from pg_locks where locktype = 'advisory' and database ="
+        " (select oid from pg_database where datname = current_database())",
+    )
+
+
+@pytest.mark.parametrize("kind", ["new", "pending"])
+def test_a_batch_holds_the_jobs_advisory_lock_from_its_begin_to_its_commit(url: str, kind: str) -> None:
+    make(url, 3)
+    jobs.make_source(url, 3)
+    job = advisory(spec() if kind == "pending" else jobs.spec("items"))
+    seen: list[Any] = []
+
+    def work(batch: Batch) -> None:
+        seen.append(jobs.query(url, "select pg_try_advisory_xact_lock(gaffer.advisory_key('items'))"))
+        seen.append(len(locks(url)))
+
+    record = jobs.run(job, url, work)
+    assert (record.outcome, record.items, record.fence) == ("succeeded", 3, 1)
+    assert seen == [[(False,)], 1]
+    assert locks(url) == []
+
+
+def test_who_holds_the_advisory_lock_is_waited_for_and_said(url: str) -> None:
+    jobs.make_source(url, 3)
+    job = advisory(jobs.spec("items", timeout="3s"))
+    with psycopg.connect(url, application_name="stranger") as stranger:
+        stranger.execute("select pg_advisory_xact_lock(gaffer.advisory_key('items'))")
+        record = jobs.run(job, url)
+        assert (record.outcome, record.backlog) == ("capped", 3)
+        pid = stranger.info.backend_pid
+        [(held_by,)] = jobs.query(url, "select held_by from gaffer.job")
+        assert (
+            held_by
+            == f"backend {pid} (user {stranger.info.user}, database {stranger.info.dbname}, application stranger)"
+        )
+    assert jobs.run(job, url).outcome == "succeeded"
+
+
+def test_a_broken_connection_writes_nothing_more_and_leaves_no_lock(url: str) -> None:
+    jobs.make_source(url, 3)
+    cut: list[int] = []
+
+    def work(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        if not cut:
+            cut.append(batch.execute("select pg_backend_pid()").fetchone()[0])
+            jobs.query(url, "select pg_terminate_backend(%s)", cut[0])
+        batch.execute("select 1")
+
+    assert jobs.run(advisory(jobs.spec("items")), url, work).outcome == "succeeded"
+    assert jobs.query(url, "select count(*), count(distinct id) from target") == [(3, 3)]
+    assert locks(url) == []
+
+
+def test_keys_of_names_that_a_short_hash_mixes_up_differ(url: str) -> None:
+    jobs.make_source(url)
+    [(keys,)] = jobs.query(
+        url,
+        "select array_agg(gaffer.advisory_key(name, slot)) from unnest(array['job_65398', 'job_134517', 'job_16670',"
+        " 'job_121428']) as name, generate_series(0, 1) as slot",
+    )
+    assert len(set(keys)) == 8

@@ -1,0 +1,100 @@
+"""`gaffer items`: rows of `PendingRows` jobs that failed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+from rich.table import Table
+
+from gaffer_dagster import database
+from gaffer_dagster.cli.operate import operator_of, whose
+from gaffer_dagster.cli.show import plain, print_table, show_time
+from gaffer_dagster.errors import BadInputError
+from gaffer_dagster.store import db, jobs, migrate, operations, pending_rows
+
+
+@click.group()
+def items() -> None:
+    """Rows that failed: those that were parked wait for somebody."""
+
+
+@items.command("list")
+@click.argument("job")
+@click.option("--all", "everything", is_flag=True, help="Also those that are to be tried again, and dropped ones.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1_000_000), help="How many at most.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each row.")
+def list_items(job: str, everything: bool, limit: int, as_json: bool) -> None:
+    """The rows of JOB that were parked, newest failure first."""
+    with db.connect(database.from_environment(), application_name="gaffer:items") as connection:
+        migrate.verify(connection)
+        jobs.get(connection, job)
+        found = pending_rows.items(connection, job, everything=everything, limit=limit)
+    if as_json:
+        for record in found:
+            click.echo(json.dumps(asdict(record), default=plain))
+        return
+    if not found:
+        click.echo(f"{job} has no failed rows" if everything else f"{job} has no parked rows (all failed ones: --all)")
+        return
+    table = Table("key", "attempts", "failed", "state", "error")
+    for record in found:
+        state = (
+            f"dropped {show_time(record.dropped_at)}"
+            if record.dropped_at is not None
+            else f"parked {show_time(record.parked_at)}"
+            if record.parked_at is not None
+            else f"again {show_time(record.next_attempt_at)}"
+        )
+        error = record.error or "the process that worked on it has not said how it went"
+        shown = f"{error} ({record.sqlstate})" if record.sqlstate else error
+        table.add_row(record.key, str(record.attempts), show_time(record.failed_at), state, shown)
+    print_table(table)
+
+
+_keys = click.argument("keys", nargs=-1, metavar="[KEY]...")
+_parked = click.option("--parked", is_flag=True, help="All that are parked.")
+
+
+@items.command()
+@click.argument("job")
+@_keys
+@_parked
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@whose
+def retry(job: str, keys: tuple[str, ...], parked: bool, yes: bool, by: str | None, reason: str | None) -> None:
+    """Try rows of JOB again, with all their attempts anew; a run is asked for."""
+    _change(job, keys, parked, yes, by, reason, "tried again")
+
+
+@items.command()
+@click.argument("job")
+@_keys
+@_parked
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@whose
+def drop(job: str, keys: tuple[str, ...], parked: bool, yes: bool, by: str | None, reason: str | None) -> None:
+    """Give rows of JOB up: they stay as they are in their table, are left alone, and nobody is told any more."""
+    _change(job, keys, parked, yes, by, reason, "dropped")
+
+
+def _change(
+    job: str, keys: tuple[str, ...], parked: bool, yes: bool, by: str | None, reason: str | None, what: str
+) -> None:
+    if bool(keys) == parked:
+        raise BadInputError("name the rows by their keys, or give --parked for all that are parked")
+    operator = operator_of(by, reason)
+    with db.connect(database.from_environment(), application_name="gaffer:items") as connection:
+        migrate.verify(connection)
+        jobs.get(connection, job)
+        if not yes:
+            click.confirm(f"Rows of {job} ({', '.join(keys) or 'all that are parked'}): to be {what}?", abort=True)
+        act = operations.retry_items if what == "tried again" else operations.drop_items
+        found = act(connection, job, list(keys) or None, operator)
+    missing = [key for key in keys if key not in found]
+    click.echo(f"{len(found):,} rows of {job} are {what}")
+    if missing:
+        raise BadInputError(
+            f"job {job!r} has no failed rows with key {', '.join(missing)}; see: gaffer items list {job} --all"
+        )
