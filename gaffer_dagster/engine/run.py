@@ -155,7 +155,8 @@ class Run:
         connection = self._holding.connection()
         if runs.ended_badly(connection, self._holding.lease):
             self._log.warning("works on rows alone", why="the run before was cut off in the middle of a batch")
-            source.alone = math.inf
+            # What it had claimed comes behind what the other slots have, in one of the two turns.
+            source.alone = 2 * self._limits.batch_rows * self.spec.slots
         if not pending_rows.is_indexed(connection, source.due):
             self._log.warning("not indexed", table=source.due.table, cure=pending_rows.cure(source.due))
 
@@ -306,7 +307,7 @@ class Run:
         self._attempts = 0
         if not claimed.alone:
             self._log.warning("works on rows alone", why=db.primary_message(error), sqlstate=db.sqlstate(error))
-            self._source.alone = max(self._source.alone, float(len(claimed.keys)))
+            self._source.alone = max(self._source.alone, 2 * len(claimed.keys))
             return True
         failed = items.failure(claimed.keys[0], error, charged=True)
         batch_id, began = self._begin()

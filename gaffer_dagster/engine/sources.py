@@ -191,7 +191,7 @@ class PendingSource:
 
     def __init__(self, job: str, due: PendingRows) -> None:
         self.due = due
-        self.alone = 0.0
+        self.alone = 0
         """How many of the rows that come next are to be worked on alone: one of them may end the process."""
         self._job = job
 
@@ -217,7 +217,7 @@ class PendingSource:
         rows = pending_rows.claim(connection, self.table, [suspect.key])
         if not rows:
             return None
-        self.alone = max(0.0, self.alone - 1)
+        self.alone = max(0, self.alone - 1)
         return self._page(suspect.position, rows, alone=True)
 
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
