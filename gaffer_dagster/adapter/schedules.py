@@ -6,6 +6,7 @@ only if a tick is not covered; if that cannot be read it asks, since a run too m
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -37,7 +38,7 @@ def schedule_of(
     wake = wake_up(schedule, datetime.now(timezone.utc))
     instead = "" if wake.is_plain else f" Dagster looks in UTC, at these times and at some more, since {wake.why}."
 
-    def evaluate(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | list[dg.RunRequest] | dg.SkipReason:
+    def evaluate(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
         at = context.scheduled_execution_time.astimezone(timezone.utc)
         tick = schedule.latest(at)
         try:
@@ -47,12 +48,12 @@ def schedule_of(
             _LOG.warning(f"asks for a run of {spec.name}, as what waits cannot be read: {db.primary_message(error)}")
             why_not = None
         if why_not is not None:
-            return dg.SkipReason(why_not)
+            yield dg.SkipReason(why_not)
+            return
         tags = {} if tick is None else {TICK_TAG: tick.isoformat()}
-        if spec.slots == 1:
-            return dg.RunRequest(tags=tags)
-        # A run for each slot; by its key Dagster tells one from another when a tick is evaluated again.
-        return [dg.RunRequest(run_key=f"slot {slot}", tags=tags) for slot in range(spec.slots)]
+        for slot in range(spec.slots):
+            # By its key Dagster tells one slot's run from another's when a tick is evaluated again.
+            yield dg.RunRequest(run_key=None if spec.slots == 1 else f"slot {slot}", tags=tags)
 
     return dg.ScheduleDefinition(
         name=name,

@@ -84,7 +84,7 @@ def test_it_merges_with_the_users_own_definitions() -> None:
         (lambda: gd.build_definitions(make(), make(), resource=RESOURCE), "'copied' is given twice"),
         (lambda: gd.build_definitions(make(database="crm"), resource=RESOURCE), "wants the resource 'crm'"),
         (lambda: make("Copied"), "use a-z, 0-9"),
-        (lambda: make(exclusion="advisory"), "exclusion='advisory'"),
+        (lambda: make(exclusion="lock"), "exclusion='lock'"),
         (
             lambda: make(schedule=gd.Schedule("*/5 * * * *"), bounds=gd.Bounds(timeout="5m")),
             r"timeout=5m is not shorter than the schedule's smallest interval of 5m",

@@ -341,6 +341,35 @@ def test_two_daemons_that_find_one_tick_have_one_effect(
         assert ran == [("succeeded", 1, 1), ("succeeded", 0, 0)]
 
 
+def test_a_tick_asks_for_a_run_for_each_slot_once(deployment: Deployment) -> None:
+    jobs.execute(deployment.url, "create table todo (id int primary key, done_at timestamptz, run_id bigint)")
+    jobs.execute(deployment.url, "insert into todo select generate_series(1, 4)")
+    tick = at("2026-07-01T12:00Z")
+
+    def take(batch: gd.Batch) -> None:
+        ids = [row["id"] for row in batch.rows]
+        batch.execute("update todo set run_id = %s where id = any(%s)", [batch.run_id, ids])
+
+    with time_machine.travel(tick - HOUR):
+        asset = gd.gaffer_asset(
+            name="todo",
+            schedule=gd.Schedule("0 * * * *"),
+            due=gd.PendingRows("todo", "id", pending="done_at is null", done="done_at = now()", parallel=2),
+            bounds=gd.Bounds(batch_rows=2, batches=1),
+        )(take)
+        definitions = gd.build_definitions(asset, resource=gd.GafferResource(dsn=deployment.url))
+    with location(deployment.instance, deployment.clock, definitions) as loaded:
+        loaded.go(tick - MINUTE, tick)
+        loaded.restarted()  # the tick is looked at once more
+        loaded.evaluate(tick + AWAKE)
+        assert len(loaded.runs("todo")) == 2
+    assert jobs.query(
+        deployment.url,
+        "select items, outcome, count(*) from gaffer.job_runs where job = 'todo' group by 1, 2 order by 2",
+    ) == [(2, "capped", 1), (2, "succeeded", 1)]
+    assert jobs.query(deployment.url, "select count(distinct run_id), count(done_at) from todo") == [(2, 4)]
+
+
 # ── runs that wait ───────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -101,3 +101,20 @@ with suppress(gd.GafferError):
     gd.Schedule("61 * * * *")
 
 warnings.simplefilter("error", gd.GafferWarning)
+
+
+@gd.gaffer_asset(
+    due=gd.PendingRows(
+        "outbox",
+        key="id",
+        pending="sent_at is null",
+        done="sent_at = now()",
+        attempts=5,
+        parallel=4,
+        backoff="1m",
+    ),
+    exclusion="advisory",
+)
+def send(batch: gd.Batch) -> None:
+    for row in batch.rows:
+        batch.log.info("sends", key=batch.key_for(row))

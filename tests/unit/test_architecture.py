@@ -118,7 +118,7 @@ def test_every_name_in_sql_of_ours_is_qualified() -> None:
 def test_the_public_names_are_there() -> None:
     promised = {
         *("gaffer_asset", "build_definitions", "GafferResource"),
-        *("Schedule", "EachInterval", "NewRows", "Bounds", "Alerts", "JobSpec"),
+        *("Schedule", "EachInterval", "NewRows", "PendingRows", "Bounds", "Alerts", "JobSpec"),
         *("Batch", "RunRecord", "Outcome", "GafferError", "GafferWarning"),
     }
     assert promised <= set(gd.__all__)
