@@ -60,6 +60,7 @@ class Holding:
         self._log = log
         self._deadline = 0.0
         self._connection: db.Connection | None = None
+        self._aside: db.Connection | None = None
         self._held: Lease | None = None
         self._keeper: Keeper | None = None
         # Asks again what was asked, as long as its answer has not been taken note of.
@@ -73,6 +74,12 @@ class Holding:
             self._connection = db.connect(self._url, application_name=f"gaffer:{self._spec.name}")
         return self._connection
 
+    def aside(self) -> db.Connection:
+        """A second one, for what is to be committed while a batch is open."""
+        if self._aside is None or self._aside.closed:
+            self._aside = db.connect(self._url, application_name=f"gaffer:{self._spec.name}:aside")
+        return self._aside
+
     def roll_back(self) -> None:
         if self._connection is not None:
             db.roll_back(self._connection)
@@ -81,9 +88,11 @@ class Holding:
 
     def drop(self) -> None:
         """Cancels what runs, so that its rows are free at once, and closes."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            db.give_up(connection)
+        dropped = (self._connection, self._aside)
+        self._connection = self._aside = None
+        for connection in dropped:
+            if connection is not None:
+                db.give_up(connection)
 
     def _cancel(self) -> None:
         connection = self._connection

@@ -38,7 +38,7 @@ from gaffer_dagster.engine.keeper import Stop
 from gaffer_dagster.engine.log import Log
 from gaffer_dagster.engine.redo import RedoSource
 from gaffer_dagster.engine.registry import Definition, registration_of
-from gaffer_dagster.engine.sources import Page, PendingSource, Source, Suspect, Wait, source_of
+from gaffer_dagster.engine.sources import Page, PendingSource, Source, Wait, source_of
 from gaffer_dagster.engine.steps import Observer, Station
 from gaffer_dagster.errors import (
     BadInputError,
@@ -256,11 +256,14 @@ class Run:
 
     def backlog(self) -> int:
         """What is due and left, up to this run's bound."""
+        return self._count(lambda connection: self._source.backlog(connection, self._position))
+
+    def _count(self, count: Callable[[db.Connection], int]) -> int:
         connection = self._holding.connection()
         db.roll_back(connection)
         batches.begin(connection, uuid4(), min(self._limits.batch_timeout, _COUNTING))
         try:
-            return self._source.backlog(connection, self._position)
+            return count(connection)
         finally:
             db.roll_back(connection)
 
@@ -281,6 +284,16 @@ class Run:
 
         opened.result = items.work_on(opened.page, self._holding.connection(), on_page, is_of_rows)
         return opened.result.told
+
+    def _locked_elsewhere(self) -> int:
+        """What is due and was not seen, since somebody else has it locked."""
+        if not isinstance(self._source, PendingSource):
+            return 0
+        found = self._count(self._source.locked_elsewhere)
+        if found:
+            self._held_by = f"a transaction that has locked {found:,} of the rows"
+            self._log.warning("held back", by=self._held_by)
+        return found
 
     def _is_slow(self, error: Exception) -> bool:
         """A time limit struck, which would also strike what is done again in the same transaction."""
@@ -341,14 +354,6 @@ class Run:
             batch_id, began = self._begin()
             connection = self._holding.connection()
             page = self._locked(connection) or self._source.page(connection, self._position, self._limits.batch_rows)
-            if isinstance(page, Suspect) and isinstance(self._source, PendingSource):
-                db.roll_back(connection)
-                pending_rows.charge(connection, self._holding.lease, page.key, self._source.due.backoff)
-                batch_id, began = self._begin()
-                page = self._locked(connection) or self._source.claim_alone(connection, page)
-                if page is None:
-                    db.roll_back(connection)
-                    continue
             if isinstance(page, Page):
                 break
             db.roll_back(connection)
@@ -359,7 +364,6 @@ class Run:
                     if self._held_by is not None:
                         self._log.warning("held back", by=self._held_by)
                 return None
-            assert isinstance(page, Wait)  # noqa: S101 — what is left
             self._held_by = page.held_by
             if page.at_least >= left - self._longest or left < timedelta(seconds=1):
                 self._log.info("not settled in time", why=page.why)
@@ -367,11 +371,20 @@ class Run:
             self._log.debug("waits", why=page.why)
             time.sleep(min(0.5, max(0.05, page.at_least.total_seconds())))
         self._held_by = None
+        self._charge(page)
         self._batch_until = began + self._limits.batch_timeout.total_seconds()
         self._batch = self._batch_of(page)
         self._log.debug("due", batch=self._batches + 1, items=page.items)
         self._observe(Station.DUE)
         return _Opened(page, self._batch, batch_id, began)
+
+    def _charge(self, page: Page) -> None:
+        """Commits an attempt at a row that may end this process, while it is claimed."""
+        if page.claimed is None or not page.claimed.alone or not isinstance(self._source, PendingSource):
+            return
+        for key in page.claimed.keys:
+            pending_rows.charge(self._holding.aside(), self._holding.lease, key, self._source.due.backoff)
+            self._source.alone = max(0, self._source.alone - 1)
 
     @property
     def _is_bounded(self) -> bool:
@@ -510,7 +523,7 @@ class Run:
     def _ends(self) -> bool:
         """ENDED, or False: a wake-up came since the last look, so look again."""
         self._holding.may_cancel = False
-        backlog = 0 if self._exhausted else self.backlog()
+        backlog = self._locked_elsewhere() if self._exhausted else self.backlog()
         if backlog:
             self._end(Outcome.CAPPED, backlog=backlog)
             return True
@@ -599,7 +612,7 @@ class Run:
 
     def _follow_up(self, outcome: Outcome, error: BaseException | None) -> timedelta | None:
         """How soon the next run is wanted, though no tick may be near."""
-        if outcome is Outcome.CAPPED and self.items:
+        if outcome is Outcome.CAPPED and self.items and self._held_by is None:
             return timedelta()
         # Idle because somebody else is not finished, or stopped by what may pass.
         passing = error is not None and (db.worth_repeating(error) or isinstance(error, DatabaseUnavailableError))

@@ -56,23 +56,14 @@ class Page:
 @dataclass(frozen=True)
 class Claimed:
     """The rows of a page carry their own state. `keys`: theirs, in order. `one_by_one`: some of them failed before.
-    `alone`: it is one row, and an attempt at it is committed. `failed`: others, of which that is known without any
-    work. `forget`: others that need none any more."""
+    `alone`: it is one row, which may end the process that works on it; an attempt at it is committed first. `failed`:
+    others, of which that is known without any work. `forget`: others that need none any more."""
 
     keys: list[str]
     one_by_one: bool = False
     alone: bool = False
     failed: Sequence[Failed] = ()
     forget: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Suspect:
-    """A row that may end the process that works on it: an attempt is to be committed first, then it is claimed alone.
-    `position`: where the page of it leaves the reader."""
-
-    key: str
-    position: Position
 
 
 @dataclass(frozen=True)
@@ -93,7 +84,7 @@ class Source(Protocol):
         """Fixes what is due in this run: nothing that becomes due after `at`."""
         ...
 
-    def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | Suspect | None:
+    def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | None:
         """What comes after `position`; None: nothing is due any more."""
         ...
 
@@ -199,7 +190,7 @@ class PendingSource:
         self.table = pending_rows.source(connection, self.due)
         self._until = at
 
-    def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | Suspect | None:
+    def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | None:
         if position is None:
             position = {"turn": "again"}
             gone = pending_rows.gone(connection, self.table, pending_rows.given_up(connection, self._job))
@@ -212,14 +203,6 @@ class PendingSource:
                 return page
         return None
 
-    def claim_alone(self, connection: db.Connection, suspect: Suspect) -> Page | None:
-        """None: somebody else has it, or it is gone."""
-        rows = pending_rows.claim(connection, self.table, [suspect.key])
-        if not rows:
-            return None
-        self.alone = max(0, self.alone - 1)
-        return self._page(suspect.position, rows, alone=True)
-
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
         return pending_rows.backlog(connection, self.table, self._job, self._until)
 
@@ -227,7 +210,11 @@ class PendingSource:
         return None  # rows carry no time
 
     def held_back_by(self, connection: db.Connection) -> str | None:
-        return None
+        return None  # see locked_elsewhere
+
+    def locked_elsewhere(self, connection: db.Connection) -> int:
+        """How many rows are due that somebody else has locked, who is no slot of this job."""
+        return pending_rows.locked_elsewhere(connection, self.table, self._job, self._until)
 
     def again_at(self, connection: db.Connection) -> datetime | None:
         return pending_rows.again_at(connection, self._job)
@@ -235,7 +222,7 @@ class PendingSource:
     def key_for(self, row: dict[str, Any]) -> str:
         return f"{self._job}/{row[self.due.key]}"
 
-    def _new(self, connection: db.Connection, position: Position, limit: int) -> Page | Suspect | None:
+    def _new(self, connection: db.Connection, position: Position, limit: int) -> Page | None:
         if "end" in position:
             return None
         most = 1 if self.alone else limit
@@ -243,9 +230,9 @@ class PendingSource:
         if not rows:
             return None
         then = {"after": rows[-1].key, "turn": "again", **({"end": "yes"} if len(rows) < most else {})}
-        return Suspect(rows[0].key, then) if self.alone else self._page(then, rows)
+        return self._page(then, rows, alone=self.alone > 0)
 
-    def _again(self, connection: db.Connection, position: Position, limit: int) -> Page | Suspect | None:
+    def _again(self, connection: db.Connection, position: Position, limit: int) -> Page | None:
         items = {item.key: item for item in pending_rows.to_retry(connection, self._job, self._until, limit)}
         rows = {row.key: row for row in pending_rows.claim(connection, self.table, list(items))}
         forget = pending_rows.gone(connection, self.table, [key for key in items if key not in rows])
@@ -257,7 +244,7 @@ class PendingSource:
         tame = [row for key, row in rows.items() if key not in spent and key not in suspects]
         if tame or forget or failed:
             return self._page(then, tame, one_by_one=True, failed=failed, forget=forget).first(MOST_SAVEPOINTS)
-        return Suspect(suspects[0], then) if suspects else None
+        return self._page(then, [rows[suspects[0]]], alone=True) if suspects else None
 
     def _page(
         self,
@@ -270,7 +257,7 @@ class PendingSource:
         forget: Sequence[str] = (),
     ) -> Page:
         readable = [row for row in rows if row.error is None]
-        unreadable = [Failed(row.key, row.error, None, charged=alone) for row in rows if row.error is not None]
+        unreadable = [Failed(row.key, row.error, None) for row in rows if row.error is not None]
         return Page(
             position,
             len(readable),

@@ -180,17 +180,30 @@ def again_at(connection: db.Connection, job: str) -> datetime | None:
 def backlog(connection: db.Connection, source: Source, job: str, due_until: datetime) -> int:
     """How many rows are pending and not to be left alone, counted up to `BACKLOG_CEILING`."""
     row = connection.execute(
+        sql.SQL("select count(*) from (select 1 {} limit {}) as due").format(
+            _due(source, job, due_until), sql.Literal(BACKLOG_CEILING)
+        )
+    ).fetchone()
+    return row[0] if row else 0
+
+
+def locked_elsewhere(connection: db.Connection, source: Source, job: str, due_until: datetime) -> int:
+    """How many due rows a transaction that is no slot's of this job has locked, so that no claim saw them. 0 where
+    another slot is at work: they may be its own. Counted up to a thousand; locks those that are free."""
+    row = connection.execute(
         sql.SQL(
-            "select count(*) from (select 1 from {} where {} and not exists ("
-            "select from gaffer.job_item where job = {} and key = {}::text and (parked_at is not null"
-            " or dropped_at is not null or next_attempt_at > {})) limit {}) as due"
+            "with due as materialized (select {key} as key {due} limit {most}),"
+            " free as materialized (select {key} as key from {table} where {key} in (select key from due)"
+            " for update skip locked)"
+            " select count(*) from due where key not in (select key from free) and not exists (select"
+            " from gaffer.job_lease where job = {job} and lease_id is not null and lease_until > gaffer.clock()"
+            " having count(*) > 1)"
         ).format(
-            source.table.identifier,
-            source.pending,
-            sql.Literal(job),
-            source.key,
-            sql.Literal(due_until),
-            sql.Literal(BACKLOG_CEILING),
+            key=source.key,
+            due=_due(source, job, due_until),
+            most=sql.Literal(_AT_ONCE),
+            table=source.table.identifier,
+            job=sql.Literal(job),
         )
     ).fetchone()
     return row[0] if row else 0
@@ -227,6 +240,13 @@ def items(connection: db.Connection, job: str, *, everything: bool, limit: int) 
             """,
             [job, everything, limit],
         ).fetchall()
+
+
+def _due(source: Source, job: str, due_until: datetime) -> sql.Composed:
+    return sql.SQL(
+        "from {} where {} and not exists (select from gaffer.job_item where job = {} and key = {}::text"
+        " and (parked_at is not null or dropped_at is not null or next_attempt_at > {}))"
+    ).format(source.table.identifier, source.pending, sql.Literal(job), source.key, sql.Literal(due_until))
 
 
 def _mark_done(source: Source, keys: Sequence[str]) -> sql.Composed:

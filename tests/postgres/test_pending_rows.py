@@ -19,7 +19,7 @@ from gaffer_dagster.cli import main
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.errors import BadInputError, BadSpecError
-from gaffer_dagster.store import db, prepare
+from gaffer_dagster.store import db, pending_rows, prepare
 from gaffer_dagster.testing import Clock
 from tests.support import jobs
 
@@ -376,3 +376,68 @@ def test_keys_of_names_that_a_short_hash_mixes_up_differ(url: str) -> None:
         " 'job_121428']) as name, generate_series(0, 1) as slot",
     )
     assert len(set(keys)) == 8
+
+
+# ── what others do meanwhile, and what it costs ──────────────────────────────────────────────────────────────────
+
+
+def test_a_row_that_a_stranger_has_locked_is_left_and_said(url: str) -> None:
+    make(url, 5)
+    with psycopg.connect(url) as stranger:
+        stranger.execute("select from item where id = 3 for update")
+        record = jobs.run(spec(), url, effect)
+        assert (record.outcome, record.items, record.backlog) == ("capped", 4, 1)
+        [(held_by, again_in)] = jobs.query(url, "select held_by, follow_up_at - gaffer.clock() from gaffer.job")
+        assert held_by == "a transaction that has locked 1 of the rows"
+        assert timedelta(seconds=30) < again_in < timedelta(minutes=1)
+    assert jobs.run(spec(), url, effect).outcome == "succeeded"
+    assert done(url) == [1, 2, 3, 4, 5]
+
+
+def test_what_another_slot_works_on_is_not_left(url: str) -> None:
+    make(url, 4)
+    job = spec(parallel=2, bounds={"batch_rows": 2, "batches": 1})
+    inner: list[Any] = []
+
+    def work(batch: Batch) -> None:
+        effect(batch)
+        if not inner:
+            inner.append(None)
+            inner[0] = jobs.run(spec(parallel=2), url, effect)
+
+    assert jobs.run(job, url, work).items == 2
+    assert (inner[0].outcome, inner[0].items, inner[0].slot) == ("succeeded", 2, 1)
+    assert done(url) == [1, 2, 3, 4]
+
+
+def test_prepare_prints_the_index_that_claims_need_and_checks_it(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    make(url, 1, indexed=False)
+    jobs.run(spec(), url, effect)
+    assert "gaffer prepare item --key id --pending 'done_at is null' --apply" in caplog.text
+    arguments = ["prepare", "item", "--key", "id", "--pending", PENDING]
+    assert "where done_at is null;" in gaffer(url, *arguments)
+    assert "where done_at is null;" in gaffer(url, *arguments, "--apply")
+    assert gaffer(url, *arguments) == ""
+    caplog.clear()
+    jobs.run(spec(), url, effect)
+    assert "gaffer prepare" not in caplog.text
+
+
+def test_a_claim_reads_the_pending_rows_only_however_many_are_done(url: str) -> None:
+    make(url, 20_000)
+    jobs.execute(url, "update item set done_at = now() where id <= 19_900")
+    jobs.execute(url, "vacuum analyze item")
+    with db.connect(url, application_name="test") as connection:
+        source = pending_rows.source(connection, spec().due)  # pyright: ignore[reportArgumentType]
+        connection.execute("begin")
+        before = reads(connection)
+        assert len(pending_rows.claim_new(connection, source, "items", None, 100)) == 100
+        assert reads(connection) - before < 110
+
+
+def reads(connection: Any) -> int:
+    """Rows of the table that this transaction has read, by whatever way."""
+    row = connection.execute(
+        "select seq_tup_read + coalesce(idx_tup_fetch, 0) from pg_stat_xact_user_tables where relname = 'item'"
+    ).fetchone()
+    return row[0]
