@@ -55,6 +55,10 @@ class BatchEndedError(GafferError):
     """The batch cannot be used any more: an error, or its own transaction control, ended its transaction."""
 
 
+class ProtectedTableError(GafferError):
+    """A protected table was written outside a fenced batch, or is not protected as the job demands; says what to do."""
+
+
 class UnknownJobError(GafferError):
     """No job of this name is registered or defined."""
 

@@ -83,6 +83,7 @@ def gaffer_asset(
     alerts: Alerts | None = None,
     exclusion: str = "fence",
     max_late: timedelta | str | None = None,
+    protect: Sequence[str] = (),
     database: str = "gaffer",
     name: str | None = None,
     key_prefix: str | Sequence[str] | None = None,
@@ -101,6 +102,7 @@ def gaffer_asset(
 
     `schedule`: when to wake; without one the asset runs only when asked to. `due`, `bounds`, `alerts`: see the classes.
     `max_late`: a tick found later than this is skipped and recorded (off: it is made up for); see `JobSpec`.
+    `protect`: tables that nothing but this job's batches may write; see `gaffer protect`.
     `database`: the key of the `GafferResource` to use. The job's name is the asset's key, joined by `/`; it is the
     identity of its watermark. Everything else is `dg.asset`'s. Raises `BadSpecError` for what cannot be meant, and
     warns (`GafferWarning`) of a schedule that is perhaps not meant so.
@@ -125,6 +127,7 @@ def gaffer_asset(
             alerts or Alerts(),
             exclusion,
             max_late,
+            protect,
         )
         now = datetime.now(timezone.utc)
         if schedule is not None:

@@ -15,7 +15,20 @@ from typing import Any
 import click
 
 from gaffer_dagster import __version__
-from gaffer_dagster.cli import alerts, database, items, metrics, operate, preview, run, show, simulate, ticks, watch
+from gaffer_dagster.cli import (
+    alerts,
+    database,
+    items,
+    metrics,
+    operate,
+    preview,
+    protect,
+    run,
+    show,
+    simulate,
+    ticks,
+    watch,
+)
 from gaffer_dagster.errors import DatabaseUnavailableError, GafferError
 from gaffer_dagster.store import db
 
@@ -88,6 +101,8 @@ main.add_command(operate.resume)
 main.add_command(operate.rename)
 main.add_command(operate.retire)
 main.add_command(items.items)
+main.add_command(protect.protect)
+main.add_command(protect.unprotect)
 main.add_command(database.migrate)
 main.add_command(database.prepare)
 main.add_command(database.db)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -40,7 +40,8 @@ class JobSpec:
     recorded as `late`, and what was due waits for the next tick (what Kubernetes calls startingDeadlineSeconds); left
     out, a late tick is always made up for. `exclusion="advisory"`: beside the fence, which decides at COMMIT, each
     batch holds a transaction's advisory lock from its begin on (`gaffer.advisory_key`), which other programs can take
-    too. Raises `BadSpecError` for anything that cannot be meant.
+    too. `protect`: tables that must be protected for this job (`gaffer protect`), or its runs refuse to work. Raises
+    `BadSpecError` for anything that cannot be meant.
     """
 
     name: str
@@ -50,6 +51,7 @@ class JobSpec:
     alerts: Alerts = field(default_factory=Alerts)
     exclusion: str = "fence"
     max_late: timedelta | str | None = None
+    protect: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -68,6 +70,9 @@ class JobSpec:
             )
         if self.max_late is not None:
             object.__setattr__(self, "max_late", as_duration(self.max_late, f"job {self.name!r}: max_late"))
+        if isinstance(self.protect, str) or not all(isinstance(table, str) and table for table in self.protect):
+            raise BadSpecError(f"job {self.name!r}: protect={self.protect!r}; give a list of tables' names")
+        object.__setattr__(self, "protect", tuple(self.protect))
         if self.schedule is not None:
             object.__setattr__(self, "schedule", self.schedule.resolved(self.name))
         _ = self.limits
@@ -140,6 +145,7 @@ class JobSpec:
             },
             "alerts": self.alerts.as_json(),
             "exclusion": self.exclusion,
+            **({"protect": sorted(self.protect)} if self.protect else {}),  # the hash of those without stays
         }
 
     @cached_property

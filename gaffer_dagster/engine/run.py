@@ -49,7 +49,7 @@ from gaffer_dagster.errors import (
     GafferError,
     LeaseLostError,
 )
-from gaffer_dagster.store import batches, db, history, horizon, pending_rows, runs
+from gaffer_dagster.store import batches, db, history, horizon, pending_rows, protect, runs
 
 Work = Callable[[Batch], Mapping[str, Any] | None]
 
@@ -143,6 +143,7 @@ class Run:
             self._is_redo, self._source = True, RedoSource(self.spec, wish.redo, grant.first_seen_at)
         while True:
             try:
+                protect.require(self._holding.connection(), self.spec.protect, self.spec.name)
                 self._source.look(self._holding.connection(), grant.granted_at, self._position, grant.cluster)
                 if isinstance(self._source, PendingSource):
                     self._look_out(self._source)

@@ -26,6 +26,7 @@ from gaffer_dagster.errors import (
     GafferError,
     JobHeldError,
     LeaseLostError,
+    ProtectedTableError,
     RenamedJobError,
     UnknownJobError,
 )
@@ -230,6 +231,7 @@ def committed(cursor: psycopg.Cursor[Row]) -> Row:
 # The SQLSTATEs that the functions of the protocol raise (migrations/0002_protocol.sql).
 _REFUSALS: dict[str, type[GafferError]] = {
     "GF001": LeaseLostError,
+    "GF002": ProtectedTableError,
     "GF003": DeadlinePassedError,
     "GF004": BatchEndedError,
     "GF005": LeaseLostError,

@@ -9,6 +9,7 @@
 --
 -- Refusals (SQLSTATE):
 --   GF001  the fence is no longer current
+--   GF002  a protected table is written outside a fenced batch, or is not protected as its job demands
 --   GF003  the run is past its deadline
 --   GF004  the transaction of this batch was ended by its own code
 --   GF005  the watermark is not where this batch found it
@@ -204,7 +205,8 @@ begin
     update gaffer.job
        set spec = p_spec, spec_hash = p_spec_hash, work_hash = p_work_hash, zone_data = p_zone_data, grace = p_grace,
            slots = p_slots,
-           rules_at = case when spec - 'due' = p_spec - 'due' then rules_at else v_now end,
+           rules_at = case when spec - '{due,protect}'::text[] = p_spec - '{due,protect}'::text[] then rules_at
+                           else v_now end,
            version = v_version,
            version_before = case when version = v_version then version_before else version end,
            returned_at = case when version_before = v_version and version <> v_version
@@ -394,7 +396,7 @@ end $$;
 
 -- Sets what bounds a batch's transaction, for this transaction only, and marks it, so that commit_batch can tell
 -- whether the batch's own code ended it.
-create function gaffer.begin_batch(p_batch uuid, p_batch_timeout interval) returns void
+create function gaffer.begin_batch(p_batch uuid, p_batch_timeout interval default '5 minutes') returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -403,6 +405,7 @@ declare
 begin
     perform gaffer.raise_durability();
     perform set_config('gaffer.batch', p_batch::text, true),
+            set_config('gaffer.seal', '', true),
             set_config('statement_timeout', v_ms, true),
             set_config('lock_timeout', v_ms, true),
             set_config('idle_in_transaction_session_timeout', v_ms, true);
@@ -416,8 +419,8 @@ end $$;
 -- null, `p_settled` says how its rows went (settle_items), and none may be left pending that is called done.
 create function gaffer.commit_batch(
     p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_run_id bigint, p_batch uuid,
-    p_from jsonb, p_to jsonb, p_cluster text, p_items bigint, p_ttl interval,
-    p_settled jsonb default null, p_still_pending bigint default 0
+    p_from jsonb default null, p_to jsonb default null, p_cluster text default null, p_items bigint default 0,
+    p_ttl interval default '60 seconds', p_settled jsonb default null, p_still_pending bigint default 0
 ) returns timestamptz
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -470,6 +473,7 @@ begin
         raise exception 'run % of job "%" is past its deadline of %', p_run_id, p_job, v_deadline
             using errcode = 'GF003';
     end if;
+    perform set_config('gaffer.seal', pg_current_xact_id()::text || ':' || p_job, true);
     return v_until;
 end $$;
 

@@ -86,6 +86,7 @@ begin
         end if;
     end loop;
     update gaffer.job set name = p_new where name = p_old;
+    update gaffer.protected_table set jobs = array_replace(jobs, p_old, p_new) where p_old = any (jobs);
     insert into gaffer.operator_action (job, action, at, by, reason, details)
     values (p_new, 'rename', gaffer.clock(), p_by, p_reason, jsonb_build_object('from', p_old));
 end $$;

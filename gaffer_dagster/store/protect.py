@@ -1,0 +1,39 @@
+"""`gaffer.protected_table`: tables whose writes the database refuses outside a fenced batch (0011_guard.sql)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gaffer_dagster.store import db, tables
+from gaffer_dagster.store.operations import Operator
+
+
+def protect(connection: db.Connection, table: tables.Table, jobs: Collection[str], operator: Operator) -> int:
+    """Lets only batches write the table, its partitions and children: those of `jobs` (added to those that may), or
+    of any job where none is named. Returns how many tables are guarded now. Raises `UnknownJobError`.
+
+    Waits for no lock for long."""
+    with db.refusals(), connection.transaction():
+        connection.execute("set local lock_timeout = '5s'")
+        row = connection.execute(
+            "select gaffer.protect(%s, %s, %s, %s)", [table.oid, sorted(jobs) or None, operator.by, operator.reason]
+        ).fetchone()
+    return 0 if row is None else row[0]
+
+
+def unprotect(connection: db.Connection, table: tables.Table, operator: Operator) -> bool:
+    """Anybody may write again. False: the table was not protected."""
+    with db.refusals(), connection.transaction():
+        connection.execute("set local lock_timeout = '5s'")
+        row = connection.execute(
+            "select gaffer.unprotect(%s, %s, %s)", [table.oid, operator.by, operator.reason]
+        ).fetchone()
+    return bool(row and row[0])
+
+
+def require(connection: db.Connection, names: Collection[str], job: str) -> None:
+    """Raises `ProtectedTableError` unless each of these tables is guarded, with all its partitions, for this job."""
+    for name in names:
+        table = tables.find(connection, name)
+        with db.refusals():
+            connection.execute("select gaffer.require_protection(%s, %s)", [table.oid, job])
