@@ -232,6 +232,22 @@ begin
     return nullif(v_job.zone_data, p_zone_data);
 end $$;
 
+-- Makes a job known whose work is not in Python: it has no schedule here, and its own program starts it. Where the job
+-- is known, nothing changes.
+create function gaffer.register_external(p_job text) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    c_spec constant jsonb := '{"schedule": null, "max_late": null, "due": {"kind": "external"}, "bounds": {"timeout": "1h"},
+                               "alerts": {}, "exclusion": "fence"}';
+begin
+    if not exists (select from gaffer.job where name = p_job) then
+        perform gaffer.register(p_job, c_spec, 'external', null, null, interval '5 minutes', 1, gaffer.clock(), null,
+                                array[p_job], true);
+    end if;
+end $$;
+
 -- Takes the lease if it is free. `p_lease_id` is made by the caller, one for each run: the same call again (its
 -- answer was lost) returns the same grant. With `p_wait` 0 a taken lease is `busy` at once and the wish is noted
 -- in `wanted_at`; the caller then asks once more with a wait, since the holder may just be ending.
@@ -240,9 +256,12 @@ end $$;
 -- `p_tick`: while the job is paused, or where that tick is older than `p_max_late`. `p_refusal`: why this run must not
 -- work at all, to be recorded.
 create function gaffer.acquire(
-    p_job text, p_slot integer, p_lease_id uuid, p_owner text, p_ttl interval, p_timeout interval,
-    p_trigger text, p_tick timestamptz, p_next_tick timestamptz, p_dagster_run_id text, p_spec_hash text,
-    p_zone_data text, p_wait interval, p_max_late interval, p_redo tstzrange, p_despite_pause boolean, p_refusal text
+    p_job text, p_slot integer, p_lease_id uuid, p_owner text default session_user || ':' || pg_backend_pid(),
+    p_ttl interval default '60 seconds', p_timeout interval default '1 hour', p_trigger text default 'command',
+    p_tick timestamptz default null, p_next_tick timestamptz default null, p_dagster_run_id text default null,
+    p_spec_hash text default null, p_zone_data text default null, p_wait interval default '1 second',
+    p_max_late interval default null, p_redo tstzrange default null, p_despite_pause boolean default false,
+    p_refusal text default null
 ) returns gaffer.lease_grant
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -315,8 +334,8 @@ begin
         end if;
         insert into gaffer.job_runs (job, slot, owner, dagster_run_id, trigger, tick, spec_hash, redo, zone_data,
                                      started_at, ended_at, outcome, error)
-        values (p_job, p_slot, p_owner, p_dagster_run_id, p_trigger, p_tick, p_spec_hash, p_redo, p_zone_data,
-                v_grant.granted_at, v_grant.granted_at, v_grant.outcome, p_refusal)
+        values (p_job, p_slot, p_owner, p_dagster_run_id, p_trigger, p_tick, coalesce(p_spec_hash, v_job.spec_hash),
+                p_redo, p_zone_data, v_grant.granted_at, v_grant.granted_at, v_grant.outcome, p_refusal)
         returning id into v_grant.run_id;
         if v_grant.outcome = 'failed' and p_redo is null then
             perform gaffer.count_failure(p_job, p_tick, v_grant.granted_at);
@@ -368,8 +387,8 @@ begin
         insert into gaffer.job_runs (job, slot, fence, lease_id, owner, dagster_run_id, trigger, tick, spec_hash, redo,
                                      zone_data, cluster, timeline, started_at, deadline_at, outcome, watermark_from,
                                      watermark_to)
-        values (p_job, p_slot, v_lease.fence, p_lease_id, p_owner, p_dagster_run_id, p_trigger, p_tick, p_spec_hash,
-                p_redo, p_zone_data, gaffer.cluster(), (select timeline_id from pg_catalog.pg_control_checkpoint()),
+        values (p_job, p_slot, v_lease.fence, p_lease_id, p_owner, p_dagster_run_id, p_trigger, p_tick,
+                coalesce(p_spec_hash, v_job.spec_hash), p_redo, p_zone_data, gaffer.cluster(), (select timeline_id from pg_catalog.pg_control_checkpoint()),
                 v_grant.granted_at, v_grant.granted_at + p_timeout, 'running', v_grant.position, v_grant.position)
         returning * into v_run;
     end if;
@@ -380,8 +399,9 @@ begin
 end $$;
 
 -- Extends the lease. False: it is lost, stop at once.
-create function gaffer.renew(p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_ttl interval)
-returns boolean
+create function gaffer.renew(
+    p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_ttl interval default '60 seconds'
+) returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -481,7 +501,8 @@ end $$;
 -- holds the lease row. From then on the old transaction is either committed and counted in `batches`, or can never
 -- commit. The same call again returns the same grant.
 create function gaffer.supersede(
-    p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_run_id bigint, p_new_lease_id uuid, p_ttl interval
+    p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_run_id bigint, p_new_lease_id uuid,
+    p_ttl interval default '60 seconds'
 ) returns gaffer.lease_grant
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -530,10 +551,12 @@ end $$;
 -- `p_held_by`: whose open transaction keeps something from being due. A redo leaves the job as it is. Repeating the
 -- call is safe.
 create function gaffer.end_run(
-    p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_run_id bigint, p_outcome text,
-    p_wanted_at timestamptz, p_covered_until timestamptz, p_success_tick timestamptz, p_ticks_covered integer,
-    p_backlog bigint, p_next_run_at timestamptz, p_next_due_at timestamptz, p_follow_up_at timestamptz,
-    p_oldest_due_at timestamptz, p_held_by text, p_sqlstate text, p_error text
+    p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_run_id bigint, p_outcome text default 'succeeded',
+    p_wanted_at timestamptz default null, p_covered_until timestamptz default null,
+    p_success_tick timestamptz default null, p_ticks_covered integer default null, p_backlog bigint default null,
+    p_next_run_at timestamptz default null, p_next_due_at timestamptz default null,
+    p_follow_up_at timestamptz default null, p_oldest_due_at timestamptz default null, p_held_by text default null,
+    p_sqlstate text default null, p_error text default null
 ) returns gaffer.run_ending
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp

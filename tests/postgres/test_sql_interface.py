@@ -1,0 +1,196 @@
+"""Work outside Python under the same lease: the examples of docs/sql.md, run by the real psql and the real dbt."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from gaffer_dagster.store import db, protect, tables
+from gaffer_dagster.store.operations import Operator
+from tests.support import jobs, protocol, tools
+
+ROOT = Path(__file__).parents[2]
+FENCED = ROOT / "examples" / "psql" / "fenced.sh"
+TABLES = """
+    create table orders (id int primary key, ordered_on date not null);
+    create table totals (day date primary key, orders bigint not null);
+    insert into orders select n, current_date - mod(n, 2) from generate_series(1, 10) n
+"""
+
+
+@pytest.fixture
+def shop(url: str) -> str:
+    """`totals` is protected, for the batches of any job."""
+    jobs.execute(url, TABLES)
+    with protocol.session(url) as connection:
+        protect.protect(connection, tables.find(connection, "totals"), [], Operator("ann", None))
+    return url
+
+
+class Script:
+    """`fenced.sh` with a file of its own, as a process."""
+
+    def __init__(self, url: str, folder: Path, text: str, job: str = "nightly") -> None:
+        file = folder / f"{uuid4()}.sql"
+        file.write_text(text)
+        path = os.pathsep.join([str(Path(tools.of_postgres("psql")).parent), os.environ["PATH"]])
+        self.process = subprocess.Popen(
+            [str(FENCED), job, str(file)],
+            env={**os.environ, "PATH": path, "GAFFER_DATABASE_URL": url},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ends(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=60)
+        print(out, err)
+        return self.process.returncode, out.strip(), err
+
+
+def totals(url: str) -> list[int]:
+    return [row[0] for row in jobs.query(url, "select orders from totals order by day")]
+
+
+def runs(url: str, job: str = "nightly") -> list[tuple[str, int]]:
+    return jobs.query(url, "select outcome, batches from gaffer.job_runs where job = %s order by id", job)  # type: ignore[return-value]
+
+
+SLOW = "insert into totals values ('2001-01-01', 7); select from pg_sleep(1.5);"
+
+
+def asleep(url: str) -> bool:
+    return bool(jobs.query(url, "select from pg_stat_activity where wait_event = 'PgSleep'"))
+
+
+def test_a_file_of_sql_runs_as_a_batch(shop: str, tmp_path: Path) -> None:
+    work = (ROOT / "examples" / "psql" / "totals.sql").read_text()
+    for _ in range(2):
+        code, said, complained = Script(shop, tmp_path, work).ends()
+        assert (code, said) == (0, "succeeded"), complained
+    assert totals(shop) == [5]
+    assert runs(shop) == [("succeeded", 1)] * 2
+    ((lease, failures),) = jobs.query(
+        shop, "select lease_id, consecutive_failures from gaffer.job_lease join gaffer.job on name = job"
+    )
+    assert (lease, failures) == (None, 0)
+
+
+def test_a_second_one_at_the_same_time_is_busy(shop: str, tmp_path: Path) -> None:
+    first = Script(shop, tmp_path, SLOW)
+    protocol.until(lambda: asleep(shop))
+    assert Script(shop, tmp_path, "insert into totals values ('2001-01-02', 8);").ends()[:2] == (0, "busy")
+    assert first.ends()[:2] == (0, "succeeded")
+    assert totals(shop) == [7]
+    assert sorted(runs(shop)) == [("busy", 0), ("succeeded", 1)]
+
+
+def test_a_fence_that_was_taken_over_makes_the_commit_fail(shop: str, tmp_path: Path) -> None:
+    first = Script(shop, tmp_path, SLOW)
+    protocol.until(lambda: asleep(shop))
+    protocol.expire(shop, "nightly")
+    assert Script(shop, tmp_path, "insert into totals values ('2001-01-02', 8);").ends()[:2] == (0, "succeeded")
+    code, said, complained = first.ends()
+    assert (code, said) == (3, "")
+    assert 'fence 1 of job "nightly" is no longer current' in complained
+    assert totals(shop) == [8]
+    assert runs(shop) == [("abandoned", 0), ("succeeded", 1)]
+
+
+@pytest.mark.parametrize(
+    ("work", "complains"),
+    [
+        ("select 1 / 0;", "division by zero"),
+        ("insert into totals values ('2001-01-01', 7); commit;", "without gaffer.commit_batch"),
+        ("commit; insert into totals values ('2001-01-01', 7);", "no batch is open"),
+    ],
+)
+def test_what_fails_is_recorded_and_the_lease_is_free(shop: str, tmp_path: Path, work: str, complains: str) -> None:
+    code, _, complained = Script(shop, tmp_path, work).ends()
+    assert code == 3
+    assert complains in complained
+    assert totals(shop) == []
+    assert runs(shop) == [("failed", 0)]
+    assert Script(shop, tmp_path, "select 1;").ends()[:2] == (0, "1\nsucceeded")
+
+
+def test_a_wake_up_that_met_this_run_is_not_forgotten(shop: str, tmp_path: Path) -> None:
+    first = Script(shop, tmp_path, SLOW)
+    protocol.until(lambda: asleep(shop))
+    with protocol.session(shop) as connection:
+        row = connection.execute(
+            "select outcome, holder from gaffer.acquire('nightly', 0, gen_random_uuid(), p_wait => '0')"
+        ).fetchone()
+        assert row is not None
+        assert (row[0], row[1].split(":")[0]) == ("busy", connection.info.user)
+    assert first.ends()[:2] == (0, "capped")
+    assert jobs.query(shop, "select follow_up_at is not null from gaffer.job") == [(True,)]
+    assert Script(shop, tmp_path, "select 1;").ends()[:2] == (0, "1\nsucceeded")
+
+
+def test_the_document_names_every_refusal_and_only_functions_that_exist(url: str) -> None:
+    text = (ROOT / "docs" / "sql.md").read_text()
+    head = (ROOT / "gaffer_dagster/store/migrations/0002_protocol.sql").read_text()
+    assert set(re.findall(r"GF\d+", text)) == set(re.findall(r"GF\d+", head))
+    for name in set(re.findall(r"gaffer\.(\w+)\(", text)):
+        assert jobs.query(url, "select from pg_proc where pronamespace = 'gaffer'::regnamespace and proname = %s", name)
+
+
+# ── dbt ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+DBT = os.environ.get("GAFFER_DBT") or shutil.which("dbt")
+
+
+def dbt(url: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    assert DBT is not None
+    parts = db.parse_url(url)
+    project = folder / "dbt"
+    if not project.exists():
+        shutil.copytree(ROOT / "examples" / "dbt", project)
+    names = {"PGHOST": "host", "PGPORT": "port", "PGUSER": "user", "PGPASSWORD": "password", "PGDATABASE": "dbname"}
+    return subprocess.run(
+        [DBT, "--no-use-colors", "--no-send-anonymous-usage-stats", "run", "--profiles-dir", "."],
+        cwd=project,
+        env={**os.environ, **{name: str(parts[part]) for name, part in names.items() if part in parts}},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.skipif(DBT is None, reason="there is no dbt: name it in GAFFER_DBT, or put it on the PATH")
+def test_dbt_commits_its_models_under_the_lease(shop: str, tmp_path: Path) -> None:
+    done = dbt(shop, tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert totals(shop) == [5, 5]
+    assert runs(shop, "dbt_nightly") == [("succeeded", 1)]
+
+    # A second one meanwhile.
+    with protocol.session(shop) as connection:
+        connection.execute("select gaffer.acquire('dbt_nightly', 0, gen_random_uuid())")
+    done = dbt(shop, tmp_path)
+    assert done.returncode != 0
+    assert "gaffer job dbt_nightly is busy" in done.stdout
+
+    # Taken over while a model is at work: its transaction does not commit, and dbt fails.
+    protocol.expire(shop, "dbt_nightly")
+    jobs.execute(shop, "insert into orders values (11, current_date)")
+    (tmp_path / "dbt" / "models" / "totals.sql").write_text(
+        "{{ config(unique_key='day') }} select ordered_on as day, count(*) as orders from orders,"
+        " (select pg_sleep(2)) as slow group by 1"
+    )
+    actor = protocol.Actor(lambda: dbt(shop, tmp_path))
+    protocol.until(lambda: asleep(shop))
+    protocol.expire(shop, "dbt_nightly")
+    with protocol.session(shop) as connection:
+        connection.execute("select gaffer.acquire('dbt_nightly', 0, gen_random_uuid())")
+    done = actor.result()
+    assert done.returncode != 0
+    assert 'of job "dbt_nightly" is no longer current' in done.stdout
+    assert totals(shop) == [5, 5]
