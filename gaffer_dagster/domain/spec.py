@@ -70,8 +70,10 @@ class JobSpec:
             )
         if self.max_late is not None:
             object.__setattr__(self, "max_late", as_duration(self.max_late, f"job {self.name!r}: max_late"))
-        if isinstance(self.protect, str) or not all(isinstance(table, str) and table for table in self.protect):
-            raise BadSpecError(f"job {self.name!r}: protect={self.protect!r}; give a list of tables' names")
+        if not isinstance(self.protect, (list, tuple)) or not all(
+            isinstance(table, str) and table for table in self.protect
+        ):
+            raise BadSpecError(f"job {self.name!r}: protect={self.protect!r} is no list of tables' names; give one")
         object.__setattr__(self, "protect", tuple(self.protect))
         if self.schedule is not None:
             object.__setattr__(self, "schedule", self.schedule.resolved(self.name))

@@ -18,6 +18,7 @@ import gaffer_dagster as gd
     due=gd.NewRows("flights", key="id", where="carrier <> 'XX'"),
     bounds=gd.Bounds(batch_rows=1_000, batches=100, timeout="20m", batch_timeout=timedelta(minutes=2)),
     alerts=gd.Alerts(grace="30m", failures=3),
+    protect=["carrier_delay_part"],
     group_name="reports",
     database="crm",
 )
