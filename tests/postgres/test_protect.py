@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -427,6 +428,8 @@ def test_a_worker_needs_no_more_than_before_and_cannot_let_itself_in(guarded: st
     role = str(db.parse_url(stranger)["user"])
     jobs.execute(guarded, WORKER.format(role=role))
     jobs.execute(guarded, f"grant select, insert, delete on source, target to {role}")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="require_protection"):
+        jobs.run(JobSpec("copy_rows", SPEC.due, SPEC.schedule, SPEC.bounds, protect=["target"]), stranger)
     assert jobs.run(SPEC, stranger).items == 3
     refused(lambda: jobs.execute(stranger, "delete from target"))
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -434,6 +437,19 @@ def test_a_worker_needs_no_more_than_before_and_cannot_let_itself_in(guarded: st
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         jobs.execute(stranger, "select gaffer.protect('target')")
     assert rows(guarded) == [0, 1, 2, 3]
+
+
+def test_an_owner_needs_a_few_functions_to_protect_a_table(guarded: str, stranger: str) -> None:
+    role = str(db.parse_url(stranger)["user"])
+    jobs.execute(guarded, f"grant usage on schema gaffer to {role}")
+    text = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
+    (names,) = re.findall(r"owner who protects .*?: ((?:`gaffer\.\w+`[, and]*)+)", " ".join(text.split()))
+    jobs.execute(guarded, f"grant execute on function {', '.join(re.findall('`(.+?)`', names))} to {role}")
+    jobs.execute(guarded, f"create table own (id int); alter table own owner to {role}")
+    assert jobs.query(stranger, "select gaffer.protect('own', '{copy_rows}')") == [(1,)]
+    refused(lambda: jobs.execute(stranger, "insert into own values (1)"))
+    assert jobs.query(stranger, "select gaffer.unprotect('own')") == [(True,)]
+    jobs.execute(stranger, "insert into own values (1)")
 
 
 def test_a_run_whose_table_is_not_protected_for_it_refuses_to_work(guarded: str) -> None:
