@@ -40,7 +40,8 @@ def work_on(
     assert claimed is not None  # noqa: S101 — asked for claimed rows only
     if not page.rows:
         return Result(page, {}, (), claimed.failed)
-    if not claimed.one_by_one:
+    # A page of one row, unless it is worked on alone, has nobody to be told apart from: its work is not done twice.
+    if claimed.alone or (not claimed.one_by_one and len(page.rows) > 1):
         name = batches.set_savepoint(connection)
         try:
             return Result(page, work(page), claimed.keys, claimed.failed)
