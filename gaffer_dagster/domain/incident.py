@@ -76,7 +76,6 @@ class Watched:
     returned_at: Sequence[datetime] = ()
     vanished_at: datetime | None = None
     retired_at: datetime | None = None
-    muted_until: datetime | None = None
 
     @cached_property
     def schedule(self) -> Schedule | None:

@@ -273,7 +273,7 @@ _WORDS: Mapping[Kind, _Words] = {
 def _group(key: str, notices: Sequence[Notice]) -> Message:
     wrong = [each for each in notices if each.event is not Event.RESOLVED]
     severity = Severity.ERROR if any(each.alert.severity is Severity.ERROR for each in wrong) else Severity.WARNING
-    said = {"opened": "opened", "reminded": "still open", "resolved": "resolved"}
+    said = {Event.OPENED: "opened", Event.REMINDED: "still open", Event.RESOLVED: "resolved"}
     counts = {event: Counter(str(each.alert.kind) for each in notices if each.event == event) for event in said}
     title = f"[{severity if wrong else 'resolved'}] gaffer: " + ", ".join(
         f"{kinds.total()} incident{'' if kinds.total() == 1 else 's'} {said[event]}"

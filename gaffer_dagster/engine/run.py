@@ -613,7 +613,7 @@ class Run:
 
     def _follow_up(self, outcome: Outcome, error: BaseException | None) -> timedelta | None:
         """How soon the next run is wanted, though no tick may be near."""
-        if outcome is Outcome.CAPPED and self.items and self._held_by is None:
+        if outcome is Outcome.CAPPED and self._batches and self._held_by is None:
             return timedelta()
         # Idle because somebody else is not finished, or stopped by what may pass.
         passing = error is not None and (db.worth_repeating(error) or isinstance(error, DatabaseUnavailableError))

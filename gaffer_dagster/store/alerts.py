@@ -29,7 +29,7 @@ def watched(connection: db.Connection, now: datetime, job: str | None = None) ->
                    j.paused_at, j.paused_until, j.paused_by, j.pause_reason, j.next_due_at, j.late_tick, j.paused,
                    j.worked, j.last_success_at, j.consecutive_failures, j.failed_at, j.consecutive_capped, j.capped_at,
                    j.due_since, j.held_since, j.held_by, j.parked, j.parked_at, j.taken_over_at, j.returned_at,
-                   j.vanished_at, j.retired_at, j.muted_until,
+                   j.vanished_at, j.retired_at,
                    r.started_at as at_work_since, r.lease_until as held_until
               from gaffer.job j
               left join lateral (

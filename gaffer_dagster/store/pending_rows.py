@@ -250,7 +250,7 @@ def _due(source: Source, job: str, due_until: datetime) -> sql.Composed:
 
 
 def _mark_done(source: Source, keys: Sequence[str]) -> sql.Composed:
-    return sql.SQL("update {} set {} where {} = any({}::{}[]) and {}").format(
+    return sql.SQL("update {} set {}\n where {} = any({}::{}[]) and {}").format(
         source.table.identifier, source.done, source.key, sql.Literal(list(keys)), source.key_type, source.pending
     )
 

@@ -1,4 +1,4 @@
-"""`gaffer.protected_table`: tables whose writes the database refuses outside a fenced batch (0011_guard.sql)."""
+"""`gaffer.protected_table`: tables whose writes the database refuses outside a fenced batch (0009_guard.sql)."""
 
 from __future__ import annotations
 

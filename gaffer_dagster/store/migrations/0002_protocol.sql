@@ -102,7 +102,7 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as 'select system_identifier::text from pg_catalog.pg_control_system()';
 
--- From when on the ticks of a spec count. A new one: from now on. One that comes back after less than an hour never
+-- From when on the ticks of a spec count. A new one, or of a job that was retired: from now on. One that comes back after less than an hour never
 -- left: it is one of two code versions that alternate, and the ticks of both count.
 create function gaffer.base_of_spec(p_job text, p_spec_hash text) returns timestamptz
 language plpgsql security definer
@@ -115,7 +115,8 @@ declare
     v_newest gaffer.job_spec;
 begin
     select * into v_job from gaffer.job where name = p_job;
-    if not found or not exists (select from gaffer.job_spec where job = p_job and spec_hash = p_spec_hash) then
+    if not found or v_job.retired_at is not null
+       or not exists (select from gaffer.job_spec where job = p_job and spec_hash = p_spec_hash) then
         return v_now;
     end if;
     v_settled := least(greatest(v_job.first_seen_at, v_job.covered_until, v_job.skipped_until), v_now);
@@ -213,8 +214,8 @@ begin
                               then (returned_at || v_now)[greatest(1, cardinality(returned_at) - 8):]
                               else returned_at end,
            retired_at = null,
-           late_tick = case when p_next_due_at is not null then late_tick end,
-           next_due_at = case when p_next_due_at is null then null
+           late_tick = case when p_next_due_at is not null and retired_at is null then late_tick end,
+           next_due_at = case when p_next_due_at is null or retired_at is not null then p_next_due_at
                               when spec_hash = p_spec_hash and zone_data is not distinct from p_zone_data then next_due_at
                               when next_due_at <= v_now then least(next_due_at, p_next_due_at)
                               else p_next_due_at end

@@ -100,7 +100,7 @@ begin
         returning parked_at
     )
     select count(parked_at) into v_parked from failed;
-    if v_freed > 0 then
+    if v_freed > 0 or v_parked > 0 then
         perform gaffer.count_parked(p_job, p_now);
     end if;
     return v_parked;
