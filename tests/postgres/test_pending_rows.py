@@ -441,3 +441,50 @@ def reads(connection: Any) -> int:
         "select seq_tup_read + coalesce(idx_tup_fetch, 0) from pg_stat_xact_user_tables where relname = 'item'"
     ).fetchone()
     return row[0]
+
+
+def test_odd_names_and_texts_are_taken_as_they_are(url: str) -> None:
+    with jobs.connect(url) as connection:
+        connection.execute('create schema "we%ird"')
+        connection.execute(
+            'create table "we%ird"."ta ""ble" (key text primary key, job text, attempts int, parked_at timestamptz,'
+            ' "odd %s" text, pending boolean default true, due int)'
+        )
+        connection.execute(
+            'insert into "we%ird"."ta ""ble" (key, attempts, "odd %s")'
+            " select 'k%''s\\' || n, n, 'a%b' from generate_series(1, 7) n"
+        )
+
+    def work(batch: Batch) -> None:
+        if any(row["attempts"] == 4 for row in batch.rows):
+            raise ValueError("100% bad %s \0 \ud800")
+
+    due = gd.PendingRows(
+        '"we%ird"."ta ""ble"',
+        "key",
+        pending="\"odd %s\" like 'a%b' and pending -- that is it %s",
+        done="pending = false -- done",
+    )
+    record = jobs.run(JobSpec("odd", due, None, gd.Bounds(batch_rows=3)), url, work)
+    assert (record.outcome, record.items) == ("partial", 6)
+    assert items_of(url, "odd") == [("k%'s\\4", "ValueError: 100% bad %s \N{REPLACEMENT CHARACTER} ?")]
+
+
+def items_of(url: str, job: str) -> list[tuple[Any, ...]]:
+    return jobs.query(url, "select key, error from gaffer.job_item where job = %s order by key", job)
+
+
+@pytest.mark.parametrize(
+    ("due", "error"),
+    [
+        ({"pending": "true; select 1"}, BadInputError),
+        ({"done": "value = 'x'; drop table effect"}, BadInputError),
+        ({"pending": "done_at is null /*"}, BadInputError),
+        ({"pending": "done_at is null) or (true"}, BadSpecError),
+    ],
+)
+def test_texts_that_would_be_more_than_a_condition_do_nothing(url: str, due: dict[str, Any], error: Any) -> None:
+    make(url, 3)
+    with pytest.raises(error):
+        jobs.run(spec(**due), url, effect)
+    assert (done(url), items(url)) == ([], [])
