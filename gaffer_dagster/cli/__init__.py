@@ -28,6 +28,7 @@ from gaffer_dagster.cli import (
     simulate,
     ticks,
     watch,
+    watermark,
 )
 from gaffer_dagster.errors import DatabaseUnavailableError, GafferError
 from gaffer_dagster.store import db
@@ -103,6 +104,7 @@ main.add_command(operate.retire)
 main.add_command(items.items)
 main.add_command(protect.protect)
 main.add_command(protect.unprotect)
+main.add_command(watermark.watermark)
 main.add_command(database.migrate)
 main.add_command(database.prepare)
 main.add_command(database.db)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from typing import ClassVar
+from typing import Any, ClassVar
 from zoneinfo import ZoneInfo
 
 from typing_extensions import LiteralString
@@ -218,6 +218,14 @@ class Elapsed:
 
 
 Due = NewRows | PendingRows | EachInterval | Elapsed
+
+
+def due_from_json(stored: Mapping[str, Any]) -> NewRows | EachInterval | Elapsed | None:
+    """What `as_json` of a kind that has a watermark gave. None: it has none."""
+    given = {name: value for name, value in stored.items() if name != "kind"}
+    kinds = {"new_rows": NewRows, "each_interval": EachInterval, "elapsed": Elapsed}
+    kind = kinds.get(stored["kind"])
+    return None if kind is None else kind(**given)
 
 
 @dataclass(frozen=True)

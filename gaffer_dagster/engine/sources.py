@@ -124,7 +124,7 @@ def _other_watermark(job: str, position: Position, wanted: str) -> ForeignWaterm
     return ForeignWatermarkError(
         f"the watermark of job {job!r} ({dict(position)}) was not written for {wanted}: what the job is due for was "
         "changed. Nothing was read, since it would be done twice or not at all; give the changed job its own name, "
-        "or set gaffer.job_watermark to where it is to go on (null: from the beginning)"
+        f"or say where it is to go on: gaffer watermark set {job} POSITION"
     )
 
 
@@ -287,8 +287,8 @@ class _TimeSource:
         if done is not None and done - at > LARGEST_SKEW:
             raise ForeignWatermarkError(
                 f"the watermark of job {self._job!r} is at {done.isoformat()}, and it is {at.isoformat()}: a clock ran "
-                "ahead for a while, and nothing would be due until then. Set the position in gaffer.job_watermark "
-                f'to where the job is to go on, such as {{"until": "{at.isoformat()}"}}, and clean up what it did for '
+                "ahead for a while, and nothing would be due until then. Say where it is to go on "
+                f"(gaffer watermark set {self._job} {at.isoformat(timespec='seconds')}), and clean up what it did for "
                 "times that had not come"
             )
         self._bound = at if self._waits else at - self._intervals.settle

@@ -47,7 +47,7 @@ def horizon(connection: db.Connection, job: str, position: RowPosition | None, c
         raise ForeignWatermarkError(
             f"the watermark of job {job!r} (transaction {position.xid} of cluster {cluster}) was not counted by this "
             f"database (cluster {row[1]}): it was restored or copied. Nothing was read, since rows could be skipped in "
-            "silence; decide where to go on, then set gaffer.job_watermark accordingly"
+            f"silence; decide where to go on, then: gaffer watermark set {job} beginning, end or after:KEY"
         )
     return row[0], row[1]
 

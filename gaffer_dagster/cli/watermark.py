@@ -1,0 +1,145 @@
+"""`gaffer watermark`: how far a job has got, and where it is to go on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+
+import click
+
+from gaffer_dagster import database
+from gaffer_dagster.cli.operate import operator_of, whose
+from gaffer_dagster.domain.due import EachInterval, Elapsed, Intervals, NewRows, Stretches, due_from_json
+from gaffer_dagster.domain.job import JobRecord
+from gaffer_dagster.domain.moment import as_moment, show_local
+from gaffer_dagster.domain.watermark import Position, RowPosition, TimePosition
+from gaffer_dagster.errors import BadInputError
+from gaffer_dagster.store import db, horizon, jobs, migrate, new_rows, prepare, watermarks
+
+
+@click.group()
+def watermark() -> None:
+    """How far a job has got."""
+
+
+@watermark.command()
+@click.argument("job")
+@click.option("--json", "as_json", is_flag=True, help="The stored position.")
+def show(job: str, as_json: bool) -> None:
+    """Where JOB will go on."""
+    with db.connect(database.from_environment(), application_name="gaffer:watermark") as connection:
+        migrate.verify(connection)
+        record = jobs.get(connection, job)
+    _kind(record)
+    click.echo(json.dumps(record.watermark) if as_json else f"{job} is {_said(record, record.watermark)}")
+
+
+@watermark.command("set")
+@click.argument("job")
+@click.argument("position")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done again, or skipped.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@whose
+def set_watermark(job: str, position: str, dry_run: bool, yes: bool, by: str | None, reason: str | None) -> None:
+    """Let JOB go on at POSITION.
+
+    Of a job that is due by time it is a time. Of NewRows it is `beginning`, `end` (all that is there is skipped), or
+    `after:KEY` (the rows up to the one with that key are done). It is refused while a run is at work.
+    """
+    operator = operator_of(by, reason)
+    with db.connect(database.from_environment(), application_name="gaffer:watermark") as connection:
+        migrate.verify(connection)
+        record = jobs.get(connection, job)
+        move = _move(connection, record, position)
+        click.echo(f"{job} is {_said(record, record.watermark)}, and will be {_said(record, move.to)}: {move.means}")
+        if dry_run:
+            return
+        if not yes:
+            click.confirm("Set it?", abort=True)
+        watermarks.set_position(connection, job, record.watermark, move.to, move.cluster, operator)
+    click.echo(f"{job} goes on there")
+
+
+@dataclass(frozen=True)
+class _Move:
+    """Where to, and what that means in words."""
+
+    to: Position | None
+    cluster: str | None
+    means: str
+
+
+def _kind(record: JobRecord) -> NewRows | EachInterval | Elapsed:
+    due = due_from_json(record.spec["due"])
+    if due is None:
+        raise BadInputError(
+            f"job {record.name!r} has no watermark, its rows carry their state; see: gaffer items list {record.name}"
+        )
+    return due
+
+
+def _said(record: JobRecord, position: Position | None) -> str:
+    if position is None:
+        return "at the beginning"
+    until = TimePosition.until_of(position)
+    if until is not None:
+        return f"at {show_local(until, record.timezone)}"
+    return f"behind the row {position['key']} of transaction {position['xid']}"
+
+
+def _move(connection: db.Connection, record: JobRecord, text: str) -> _Move:
+    due = _kind(record)
+    if isinstance(due, NewRows):
+        return _move_rows(connection, record, due, text)
+    return _move_time(connection, record, due, text)
+
+
+def _move_rows(connection: db.Connection, record: JobRecord, due: NewRows, text: str) -> _Move:
+    source = prepare.source(connection, due.table, due.key)
+    if text == "beginning":
+        to = None
+    elif text == "end":
+        to = watermarks.last_row(connection, source)
+    elif text.startswith("after:"):
+        to = watermarks.after_row(connection, source, text.removeprefix("after:"))
+    else:
+        raise BadInputError(f"position {text!r} is none of NewRows; give beginning, end or after:KEY")
+    before, after = (
+        watermarks.rows_after(connection, source, due.where, position)
+        for position in (RowPosition.read(record.watermark), to)
+    )
+    _, cluster = new_rows.horizon(connection, record.name, None, None)
+    stored = None if to is None else {**to.as_json(), "of": f"{source.table}({due.key})"}
+    return _Move(stored, cluster if to is not None else None, _meaning(after - before, "row"))
+
+
+def _move_time(connection: db.Connection, record: JobRecord, due: EachInterval | Elapsed, text: str) -> _Move:
+    at = as_moment(text, "position", record.timezone)
+    now = horizon.now(connection)
+    if isinstance(due, EachInterval):
+        intervals: Intervals | Stretches = Intervals.of(due, record.schedule, record.name)
+        before = intervals.grid.latest(at)
+        if before != at:
+            raise BadInputError(
+                f"position {text!r} is not the end of an interval of job {record.name!r}; give "
+                f"{'' if before is None else show_local(before, record.timezone) + ' or '}"
+                f"{show_local(intervals.grid.next(at), record.timezone)}"
+            )
+    else:
+        intervals = Stretches.of(due, record.schedule, record.name)
+    if at > now:
+        raise BadInputError(
+            f"position {text!r} has not come yet (it is {show_local(now, record.timezone)}); give an earlier one"
+        )
+    since: datetime = TimePosition.until_of(record.watermark) or intervals.first(record.first_seen_at)
+    return _Move(
+        TimePosition(at).as_json(), None, _meaning(intervals.left(at, now) - intervals.left(since, now), "interval")
+    )
+
+
+def _meaning(more: int, thing: str) -> str:
+    if more == 0:
+        return "the same is due"
+    count = f"{abs(more):,} {thing}{'' if abs(more) == 1 else 's'}"
+    return f"{count} will be processed again" if more > 0 else f"{count} will be skipped for good"

@@ -1,0 +1,118 @@
+"""`gaffer watermark`: where a job goes on is set by people, said beforehand, and never under a run."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gaffer_dagster.cli import main
+from gaffer_dagster.errors import LeaseLostError
+from tests.support import faults, jobs, protocol
+
+
+def gaffer(url: str, *words: str) -> Any:
+    return CliRunner().invoke(main, ["watermark", *words], env={"GAFFER_DATABASE_URL": url})
+
+
+def said(url: str, *words: str) -> str:
+    found = gaffer(url, *words)
+    assert found.exit_code == 0, found.output
+    return found.stdout
+
+
+@pytest.fixture
+def done(url: str) -> str:
+    """A job that has done ten rows."""
+    jobs.make_source(url, 10)
+    faults.settle(url)
+    assert jobs.run(jobs.spec(), url).items == 10
+    return url
+
+
+def test_it_says_what_it_would_do_and_does_nothing_in_a_dry_run(done: str) -> None:
+    before = jobs.query(done, "select position from gaffer.job_watermark")
+    assert "10 rows will be processed again" in said(done, "set", "copy_rows", "beginning", "--dry-run")
+    assert "4 rows will be processed again" in said(done, "set", "copy_rows", "after:6", "--dry-run")
+    assert "the same is due" in said(done, "set", "copy_rows", "end", "--dry-run")
+    assert jobs.query(done, "select position from gaffer.job_watermark") == before
+
+
+def test_a_job_goes_on_where_it_was_set_to(done: str) -> None:
+    said(done, "set", "copy_rows", "after:6", "--yes", "--by", "ann", "--reason", "bad code")
+    assert "behind the row 6 " in said(done, "show", "copy_rows")
+    assert jobs.run(jobs.spec(), done).items == 4
+    assert jobs.query(done, "select id, count(*) from target group by id having count(*) > 1 order by id") == [
+        (n, 2) for n in (7, 8, 9, 10)
+    ]
+    assert jobs.query(
+        done,
+        "select action, by, reason, details -> 'from' ->> 'key', details -> 'to' ->> 'key' from gaffer.operator_action",
+    ) == [("set watermark", "ann", "bad code", "10", "6")]
+    jobs.add_rows(done, 3)
+    faults.settle(done)
+    assert "3 rows will be skipped for good" in said(done, "set", "copy_rows", "end", "--yes")
+    assert jobs.run(jobs.spec(), done).items == 0
+    said(done, "set", "copy_rows", "beginning", "--yes")
+    assert said(done, "show", "copy_rows") == "copy_rows is at the beginning\n"
+    assert jobs.run(jobs.spec(), done).items == 13
+
+
+def test_nobody_can_commit_over_it(done: str) -> None:
+    jobs.add_rows(done, 3)
+    faults.settle(done)
+    with contextlib.ExitStack() as stack:
+        run = stack.enter_context(jobs.opened(jobs.spec(), done))
+        batches = iter(run)
+        jobs.copy_rows(next(batches))
+        refused = gaffer(done, "set", "copy_rows", "beginning", "--yes")
+        assert (refused.exit_code, "is at work" in refused.stderr) == (1, True)
+        jobs.execute(done, "update gaffer.job_lease set lease_until = 'epoch'")  # paused for long
+        said(done, "set", "copy_rows", "beginning", "--yes")
+        with pytest.raises(LeaseLostError):
+            stack.close()
+    assert jobs.query(done, "select count(*) from target") == [(10,)]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["set", "nobody", "end"], "no job 'nobody'"),
+        (["set", "copy_rows", "2027-01-01"], "beginning, end or after:KEY"),
+        (["set", "copy_rows", "after:99"], "no row with id = 99"),
+        (["set", "copy_rows", "after:x"], "the database refused"),
+        (["set", "copy_rows", "end", "--by", " "], "--by"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(done: str, words: list[str], told: str) -> None:
+    found = gaffer(done, *words, "--yes")
+    assert found.exit_code == 1
+    assert told in found.stderr
+
+
+def test_a_row_that_others_may_still_come_before_is_refused(done: str) -> None:
+    with protocol.session(done) as writer:
+        writer.execute("begin; insert into source (value) values ('late')")
+        jobs.add_rows(done, 1)
+        found = gaffer(done, "set", "copy_rows", "after:12", "--yes")
+        assert (found.exit_code, "too new" in found.stderr) == (1, True)
+        writer.execute("rollback")
+
+
+def test_time_is_set_to_the_end_of_an_interval(url: str) -> None:
+    start = (datetime.now().astimezone() - timedelta(days=5)).date()
+    job = jobs.daily(start=start.isoformat())
+    ran = jobs.run(job, url, lambda batch: None)
+    assert ran.items >= 4
+    third = (start + timedelta(days=3)).isoformat()
+    again = said(url, "set", "daily", third, "--dry-run")
+    assert f"{ran.items - 3} interval" in again
+    assert "processed again" in again
+    said(url, "set", "daily", third, "--yes")
+    assert jobs.run(job, url, lambda batch: None).items == ran.items - 3
+    between = gaffer(url, "set", "daily", f"{third}T11:00", "--yes")
+    assert (between.exit_code, f"give {third}T00:00:00" in between.stderr) == (1, True)
+    assert "has not come yet" in gaffer(url, "set", "daily", "2999-01-01", "--yes").stderr
