@@ -45,8 +45,5 @@ class RedoSource:
     def held_back_by(self, connection: db.Connection) -> str | None:
         return None
 
-    def again_at(self, connection: db.Connection) -> datetime | None:
-        return None
-
     def key_for(self, row: dict[str, Any]) -> str:
         raise LookupError(f"the batches of job {self._job!r} have no rows of their own; use batch.key")

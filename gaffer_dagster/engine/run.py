@@ -554,8 +554,8 @@ class Run:
             now = horizon.now(connection)
             next_due_at = covered = again_at = None
             follow_up_at = None if follow_up is None else now + follow_up
-            if not self._is_redo:
-                again_at = self._source.again_at(connection)
+            if isinstance(self.spec.due, PendingRows):  # whatever became of the run, also of its source
+                again_at = pending_rows.again_at(connection, self.spec.name)
             if covered_until is not None and schedule is not None:
                 past = history.of_job(connection, self.spec.name, min(before, covered_until), runs=False)
                 next_due_at = past.next(covered_until, now)

@@ -100,10 +100,6 @@ class Source(Protocol):
         """Who keeps from being due what is there already, if somebody does."""
         ...
 
-    def again_at(self, connection: db.Connection) -> datetime | None:
-        """When something that failed is to be tried again, if so."""
-        ...
-
     def key_for(self, row: dict[str, Any]) -> str:
         """Names a row of a page, the same in every attempt."""
         ...
@@ -164,9 +160,6 @@ class _NewRowsSource:
         held = new_rows.is_held_back(connection, self._table, self._horizon)
         return horizon.holder(connection) if held else None
 
-    def again_at(self, connection: db.Connection) -> datetime | None:
-        return None
-
     def key_for(self, row: dict[str, Any]) -> str:
         return f"{self._job}/{row[self._due.key]}"
 
@@ -215,9 +208,6 @@ class PendingSource:
     def locked_elsewhere(self, connection: db.Connection) -> int:
         """How many rows are due that somebody else has locked, who is no slot of this job."""
         return pending_rows.locked_elsewhere(connection, self.table, self._job, self._until)
-
-    def again_at(self, connection: db.Connection) -> datetime | None:
-        return pending_rows.again_at(connection, self._job)
 
     def key_for(self, row: dict[str, Any]) -> str:
         return f"{self._job}/{row[self.due.key]}"
@@ -316,9 +306,6 @@ class _TimeSource:
 
     def held_back_by(self, connection: db.Connection) -> str | None:
         return None  # a run waits for it, and says so
-
-    def again_at(self, connection: db.Connection) -> datetime | None:
-        return None
 
     def key_for(self, row: dict[str, Any]) -> str:
         cure = "use batch.key" if self._intervals.repeat else "give Elapsed a slice, whose batches have a batch.key"
