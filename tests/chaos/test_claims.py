@@ -93,6 +93,16 @@ def _work(url: str, variant: str) -> None:
             time.sleep(0.05)
 
 
+def is_at_work(url: str, pid: int) -> bool:
+    return bool(
+        jobs.query(
+            url,
+            "select from gaffer.job_lease where lease_id is not null and split_part(owner, ':', 2) = %s",
+            str(pid),
+        )
+    )
+
+
 def chaos(url: str, variant: str, rows: int, kills: int) -> int:
     """How many were killed."""
     chance = random.Random(f"{SEED}/{variant}")
@@ -111,8 +121,10 @@ def chaos(url: str, variant: str, rows: int, kills: int) -> int:
     workers = [start() for _ in range(WORKERS)]
     killed = 0
     while killed < kills and any(worker.is_alive() for worker in workers):
-        time.sleep(chance.uniform(0.02, 0.2))
         number = chance.randrange(WORKERS)
+        while workers[number].is_alive() and not is_at_work(url, workers[number].pid):
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.2))
         if workers[number].is_alive():
             workers[number].kill()
             workers[number].join()
