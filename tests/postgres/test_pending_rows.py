@@ -425,7 +425,7 @@ def test_prepare_prints_the_index_that_claims_need_and_checks_it(url: str, caplo
 
 def test_a_claim_reads_the_pending_rows_only_however_many_are_done(url: str) -> None:
     make(url, 20_000)
-    jobs.execute(url, "update item set done_at = now() where id <= 19_900")
+    jobs.execute(url, "update item set done_at = now() where id <= 19900")
     jobs.execute(url, "vacuum analyze item")
     with db.connect(url, application_name="test") as connection:
         source = pending_rows.source(connection, spec().due)  # pyright: ignore[reportArgumentType]
