@@ -311,7 +311,7 @@ def test_an_empty_database_prints_no_job(url: str) -> None:
 def wrong_dues(url: str, clock: Clock) -> list[str]:
     """The jobs whose due_since is not the tick of the rules, whatever their tick, pause, late tick and retirement;
     except the tick after a pause, which only the schedule knows."""
-    seed, count = random.randrange(10**6), 200
+    seed, count = 4711, 400  # the broken variants differ in few of them
     print(f"seed {seed}, {count} jobs")
     choose = random.Random(seed)
     schedule, now = Schedule("0 * * * *"), at(24)
