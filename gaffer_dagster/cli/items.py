@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 import click
 from rich.table import Table
@@ -53,34 +55,36 @@ def list_items(job: str, everything: bool, limit: int, as_json: bool) -> None:
     print_table(table)
 
 
-_keys = click.argument("keys", nargs=-1, metavar="[KEY]...")
-_parked = click.option("--parked", is_flag=True, help="All that are parked.")
+def _of_rows(command: Callable[..., Any]) -> Callable[..., Any]:
+    command = click.option("--yes", is_flag=True, help="Do not ask.")(whose(command))
+    command = click.option("--parked", is_flag=True, help="All that are parked.")(command)
+    return click.argument("job")(click.argument("keys", nargs=-1, metavar="[KEY]...")(command))
 
 
 @items.command()
-@click.argument("job")
-@_keys
-@_parked
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@whose
-def retry(job: str, keys: tuple[str, ...], parked: bool, yes: bool, by: str | None, reason: str | None) -> None:
+@_of_rows
+def retry(**given: Any) -> None:
     """Try rows of JOB again, with all their attempts anew; a run is asked for."""
-    _change(job, keys, parked, yes, by, reason, "tried again")
+    _change("retry", "tried again", **given)
 
 
 @items.command()
-@click.argument("job")
-@_keys
-@_parked
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@whose
-def drop(job: str, keys: tuple[str, ...], parked: bool, yes: bool, by: str | None, reason: str | None) -> None:
+@_of_rows
+def drop(**given: Any) -> None:
     """Give rows of JOB up: they stay as they are in their table, are left alone, and nobody is told any more."""
-    _change(job, keys, parked, yes, by, reason, "dropped")
+    _change("drop", "dropped", **given)
 
 
 def _change(
-    job: str, keys: tuple[str, ...], parked: bool, yes: bool, by: str | None, reason: str | None, what: str
+    action: str,
+    what: str,
+    *,
+    job: str,
+    keys: tuple[str, ...],
+    parked: bool,
+    yes: bool,
+    by: str | None,
+    reason: str | None,
 ) -> None:
     if bool(keys) == parked:
         raise BadInputError("name the rows by their keys, or give --parked for all that are parked")
@@ -90,8 +94,7 @@ def _change(
         jobs.get(connection, job)
         if not yes:
             click.confirm(f"Rows of {job} ({', '.join(keys) or 'all that are parked'}): to be {what}?", abort=True)
-        act = operations.retry_items if what == "tried again" else operations.drop_items
-        found = act(connection, job, list(keys) or None, operator)
+        found = operations.change_items(connection, job, action, list(keys) or None, operator)
     missing = [key for key in keys if key not in found]
     click.echo(f"{len(found):,} rows of {job} are {what}")
     if missing:

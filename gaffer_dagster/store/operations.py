@@ -69,21 +69,16 @@ def retire(connection: db.Connection, name: str, operator: Operator) -> None:
     _call(connection, "select gaffer.retire(%s, %s, %s)", name, operator.by, operator.reason)
 
 
-def retry_items(connection: db.Connection, job: str, keys: list[str] | None, operator: Operator) -> list[str]:
-    """Rows that failed are tried again, with all their attempts; None: all that are parked. Returns their keys."""
-    return _call_for_keys(connection, "select gaffer.retry_items(%s, %s, %s, %s)", job, keys, operator)
-
-
-def drop_items(connection: db.Connection, job: str, keys: list[str] | None, operator: Operator) -> list[str]:
-    """Rows that failed are given up for good; None: all that are parked. Returns their keys."""
-    return _call_for_keys(connection, "select gaffer.drop_items(%s, %s, %s, %s)", job, keys, operator)
-
-
-def _call_for_keys(
-    connection: db.Connection, statement: LiteralString, job: str, keys: list[str] | None, operator: Operator
+def change_items(
+    connection: db.Connection, job: str, action: str, keys: list[str] | None, operator: Operator
 ) -> list[str]:
+    """Rows that failed are tried again (`retry`), with all their attempts, or given up for good (`drop`); None: all
+    that are parked. Returns their keys."""
     with db.refusals():
-        return [key for (key,) in connection.execute(statement, [job, keys, operator.by, operator.reason])]
+        found = connection.execute(
+            "select gaffer.change_items(%s, %s, %s, %s, %s)", [job, action, keys, operator.by, operator.reason]
+        )
+        return [key for (key,) in found]
 
 
 def _call(connection: db.Connection, statement: LiteralString, *parameters: object) -> Any:

@@ -37,6 +37,8 @@ class _State:
     keys: list[str]
     index: bool
     broken_index: str | None
+    foreign: bool
+    """Rows have numbers that this cluster has not given yet: they were restored, or copied with their column."""
 
 
 def source(connection: db.Connection, table_name: str, key: str) -> Source:
@@ -49,6 +51,7 @@ def source(connection: db.Connection, table_name: str, key: str) -> Source:
             (f"the column {XID_COLUMN}", state.column),
             ("the trigger that keeps it", state.trigger is not None and key in state.keys),
             (f"an index on ({XID_COLUMN}, {key})", state.index),
+            (f"in {XID_COLUMN} numbers of this cluster (rows were restored or copied)", not state.foreign),
         )
         if not there
     ]
@@ -84,6 +87,16 @@ def statements(connection: db.Connection, table_name: str, key: str, *, changed:
             sql.SQL("create trigger {} before {} on {} for each row execute function gaffer.stamp_xid({})").format(
                 trigger, events, name, arguments
             ),
+            sql.SQL("alter table {} enable always trigger {}").format(name, trigger),
+        ]
+    if state.foreign:
+        # Else they would be due when the cluster has counted that far. The trigger would leave them as they are.
+        todo += [
+            sql.SQL("alter table {} disable trigger {}").format(name, trigger),
+            sql.SQL(
+                "update {} set {column} = pg_catalog.pg_current_xact_id()"
+                " where {column} >= pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())"
+            ).format(name, column=column),
             sql.SQL("alter table {} enable always trigger {}").format(name, trigger),
         ]
     if state.broken_index is not None:
@@ -210,4 +223,14 @@ def _state(connection: db.Connection, table: tables.Table, key: str) -> _State:
         keys=[name for name in arguments[1:] if name in table.columns],
         index=index is not None and index[0],
         broken_index=index[1] if index is not None and not index[0] else None,
+        foreign=column is not None and _is_foreign(connection, table),
     )
+
+
+def _is_foreign(connection: db.Connection, table: tables.Table) -> bool:
+    row = connection.execute(
+        sql.SQL(
+            "select exists (select from {} where {} >= pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()))"
+        ).format(table.identifier, sql.Identifier(XID_COLUMN))
+    ).fetchone()
+    return bool(row and row[0])

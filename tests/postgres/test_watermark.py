@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from gaffer_dagster.cli import main
-from gaffer_dagster.errors import LeaseLostError
+from gaffer_dagster.errors import LeaseLostError, NotPreparedError
+from gaffer_dagster.store import db, prepare
 from tests.support import faults, jobs, protocol
 
 
@@ -116,3 +117,23 @@ def test_time_is_set_to_the_end_of_an_interval(url: str) -> None:
     between = gaffer(url, "set", "daily", f"{third}T11:00", "--yes")
     assert (between.exit_code, f"give {third}T00:00:00" in between.stderr) == (1, True)
     assert "has not come yet" in gaffer(url, "set", "daily", "2999-01-01", "--yes").stderr
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_rows_with_numbers_of_another_cluster_are_refused_until_they_are_mended(url: str, changed: bool) -> None:
+    """A restored table: they would be due when the cluster has counted that far, which may be never."""
+    jobs.make_source(url, 3, changed=changed)
+    faults.settle(url)
+    assert jobs.run(jobs.spec(), url).items == 3
+    jobs.execute(url, "alter table source disable trigger gaffer_stamp_xid")
+    jobs.execute(url, "insert into source (id, value, gaffer_xid) values (7, 'restored', '900000000000')")
+    jobs.execute(url, "alter table source enable always trigger gaffer_stamp_xid")
+    with pytest.raises(NotPreparedError, match="run: gaffer prepare source --key id --apply"):
+        jobs.run(jobs.spec(), url)
+    assert "gaffer prepare source" in gaffer(url, "set", "copy_rows", "beginning", "--yes").stderr
+    with db.connect(url, application_name="test") as connection:
+        prepare.apply(connection, prepare.statements(connection, "source", "id", changed=None))
+        assert prepare.statements(connection, "source", "id", changed=None) == []
+    faults.settle(url)
+    assert jobs.run(jobs.spec(), url).items == 1
+    assert jobs.query(url, "select tgenabled from pg_trigger where tgname = 'gaffer_stamp_xid'") == [("A",)]

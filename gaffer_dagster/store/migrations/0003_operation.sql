@@ -67,24 +67,33 @@ begin
     return true;
 end $$;
 
--- Gives a job another name, with its watermark, fence and history. Nobody may be at work meanwhile.
-create function gaffer.rename(p_old text, p_new text, p_by text, p_reason text) returns void
-language plpgsql security definer
+-- Locks a job's leases. Raises where it is not known, or somebody is at work.
+create function gaffer.keep_idle(p_job text) returns void
+language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_lease gaffer.job_lease;
 begin
-    perform 1 from gaffer.job where name = p_old;
+    perform 1 from gaffer.job where name = p_job;
     if not found then
-        raise exception 'job "%" is not registered', p_old using errcode = 'GF006';
+        raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
     end if;
-    for v_lease in select * from gaffer.job_lease where job = p_old order by slot for update loop
+    for v_lease in select * from gaffer.job_lease where job = p_job order by slot for update loop
         if v_lease.lease_id is not null and v_lease.lease_until > gaffer.clock() then
-            raise exception 'job "%" is at work (%): wait until that run has ended, or stop it', p_old, v_lease.owner
+            raise exception 'job "%" is at work (%): wait until that run has ended, or stop it', p_job, v_lease.owner
                 using errcode = 'GF008';
         end if;
     end loop;
+end $$;
+
+-- Gives a job another name, with its watermark, fence and history. Nobody may be at work meanwhile.
+create function gaffer.rename(p_old text, p_new text, p_by text, p_reason text) returns void
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform gaffer.keep_idle(p_old);
     update gaffer.job set name = p_new where name = p_old;
     update gaffer.protected_table set jobs = array_replace(jobs, p_old, p_new) where p_old = any (jobs);
     insert into gaffer.operator_action (job, action, at, by, reason, details)

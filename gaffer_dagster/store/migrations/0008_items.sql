@@ -106,8 +106,11 @@ begin
     return v_parked;
 end $$;
 
--- What people do to rows that failed; `p_keys` null: to all that are parked. They return the keys.
-create function gaffer.retry_items(p_job text, p_keys text[], p_by text, p_reason text) returns setof text
+-- What people do to rows that failed: `retry` with all their attempts anew, or `drop` for good. `p_keys` null: to all
+-- that are parked. Returns the keys.
+create function gaffer.change_items(
+    p_job text, p_action text, p_keys text[], p_by text, p_reason text
+) returns setof text
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -119,45 +122,22 @@ begin
     if not found then
         raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
     end if;
-    with again as (
+    with changed as (
         update gaffer.job_item
-           set attempts = 0, next_attempt_at = v_now, parked_at = null, dropped_at = null
+           set attempts = case p_action when 'retry' then 0 else attempts end,
+               next_attempt_at = case p_action when 'retry' then v_now else next_attempt_at end,
+               parked_at = case p_action when 'drop' then parked_at end,
+               dropped_at = case p_action when 'drop' then v_now end
          where job = p_job and (key = any (p_keys) or (p_keys is null and parked_at is not null and dropped_at is null))
         returning key
     )
-    select array_agg(key order by key) into v_keys from again;
+    select array_agg(key order by key) into v_keys from changed;
     if v_keys is not null then
         perform gaffer.count_parked(p_job, v_now);
-        update gaffer.job set follow_up_at = v_now where name = p_job;
+        update gaffer.job set follow_up_at = v_now where name = p_job and p_action = 'retry';
         insert into gaffer.operator_action (job, action, at, by, reason, details)
-        values (p_job, 'retry items', v_now, p_by, p_reason, jsonb_build_object('keys', v_keys[:1000], 'rows', cardinality(v_keys)));
-    end if;
-    return query select unnest(v_keys);
-end $$;
-
-create function gaffer.drop_items(p_job text, p_keys text[], p_by text, p_reason text) returns setof text
-language plpgsql security definer
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    v_now timestamptz := gaffer.clock();
-    v_keys text[];
-begin
-    perform 1 from gaffer.job where name = p_job for no key update;
-    if not found then
-        raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
-    end if;
-    with dropped as (
-        update gaffer.job_item set dropped_at = v_now
-         where job = p_job and dropped_at is null
-           and (key = any (p_keys) or (p_keys is null and parked_at is not null))
-        returning key
-    )
-    select array_agg(key order by key) into v_keys from dropped;
-    if v_keys is not null then
-        perform gaffer.count_parked(p_job, v_now);
-        insert into gaffer.operator_action (job, action, at, by, reason, details)
-        values (p_job, 'drop items', v_now, p_by, p_reason, jsonb_build_object('keys', v_keys[:1000], 'rows', cardinality(v_keys)));
+        values (p_job, p_action || ' items', v_now, p_by, p_reason,
+                jsonb_build_object('keys', v_keys[:1000], 'rows', cardinality(v_keys)));
     end if;
     return query select unnest(v_keys);
 end $$;

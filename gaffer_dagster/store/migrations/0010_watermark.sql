@@ -9,18 +9,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz := gaffer.clock();
-    v_lease gaffer.job_lease;
 begin
-    perform 1 from gaffer.job where name = p_job;
-    if not found then
-        raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
-    end if;
-    for v_lease in select * from gaffer.job_lease where job = p_job order by slot for no key update loop
-        if v_lease.lease_id is not null and v_lease.lease_until > gaffer.clock() then
-            raise exception 'job "%" is at work (%): wait until that run has ended, or stop it', p_job, v_lease.owner
-                using errcode = 'GF008';
-        end if;
-    end loop;
+    perform gaffer.keep_idle(p_job);
     update gaffer.job_lease set fence = fence + 1, lease_id = null, lease_until = 'epoch' where job = p_job;
     update gaffer.job_watermark set position = p_to, cluster = p_cluster, updated_at = v_now
      where job = p_job and position is not distinct from p_from;
