@@ -13,10 +13,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, TypedDict, overload
 from weakref import WeakKeyDictionary
 
 import dagster as dg
+from typing_extensions import LiteralString, Unpack
 
 from gaffer_dagster.adapter import checks, metadata
 from gaffer_dagster.adapter.freshness import policy_of
@@ -29,6 +30,7 @@ from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec, work_hash
 from gaffer_dagster.engine.registry import Definition
 from gaffer_dagster.engine.run import Work
+from gaffer_dagster.engine.sql_work import SqlWork
 from gaffer_dagster.errors import BadSpecError, GafferWarning
 from gaffer_dagster.store import db
 
@@ -53,7 +55,8 @@ class GafferJob:
 
     @property
     def definition(self) -> Definition:
-        return Definition(self.spec, work_hash(self.spec.due, self.work))
+        work = self.work.sql if isinstance(self.work, SqlWork) else self.work
+        return Definition(self.spec, work_hash(self.spec.due, work))
 
 
 _jobs: WeakKeyDictionary[dg.AssetsDefinition, GafferJob] = WeakKeyDictionary()
@@ -75,9 +78,44 @@ def is_gaffer_asset(value: object) -> bool:
     return isinstance(value, dg.AssetsDefinition) and value in _jobs
 
 
+class _Options(TypedDict, total=False):
+    """What `gaffer_asset` takes beside what is due and what is done."""
+
+    schedule: Schedule | None
+    bounds: Bounds | None
+    alerts: Alerts | None
+    exclusion: str
+    max_late: timedelta | str | None
+    protect: Sequence[str]
+    database: str
+    key_prefix: str | Sequence[str] | None
+    deps: Iterable[Any] | None
+    description: str | None
+    group_name: str | None
+    owners: Sequence[str] | None
+    tags: Mapping[str, str] | None
+    metadata: Mapping[str, Any] | None
+    kinds: Set[str] | None
+    code_version: str | None
+    op_tags: Mapping[str, Any] | None
+    required_resource_keys: Set[str] | None
+
+
+@overload
+def gaffer_asset(*, due: Due, sql: LiteralString, name: str, **options: Unpack[_Options]) -> dg.AssetsDefinition: ...
+
+
+@overload
+def gaffer_asset(
+    *, due: Due, sql: None = None, name: str | None = None, **options: Unpack[_Options]
+) -> Callable[[Work], dg.AssetsDefinition]: ...
+
+
 def gaffer_asset(
     *,
     due: Due,
+    sql: LiteralString | None = None,
+    name: str | None = None,
     schedule: Schedule | None = None,
     bounds: Bounds | None = None,
     alerts: Alerts | None = None,
@@ -85,7 +123,6 @@ def gaffer_asset(
     max_late: timedelta | str | None = None,
     protect: Sequence[str] = (),
     database: str = "gaffer",
-    name: str | None = None,
     key_prefix: str | Sequence[str] | None = None,
     deps: Iterable[Any] | None = None,
     description: str | None = None,
@@ -97,8 +134,13 @@ def gaffer_asset(
     code_version: str | None = None,
     op_tags: Mapping[str, Any] | None = None,
     required_resource_keys: Set[str] | None = None,
-) -> Callable[[Work], dg.AssetsDefinition]:
+) -> Callable[[Work], dg.AssetsDefinition] | dg.AssetsDefinition:
     """Makes an asset of a function that does one `Batch` and returns nothing, or a dict of metadata.
+
+    Or of work that stays in the database: with `sql` (and `name`) it is no decorator and returns the asset. `sql` is
+    one statement that reads what is due as `due`, such as `insert into t select … from due`: all columns of the
+    source's rows, or one row of `since` and `until`. It may have CTEs of its own; a `%` in it is one. What the run
+    counts is the rows that were due when the batch began.
 
     `schedule`: when to wake; without one the asset runs only when asked to. `due`, `bounds`, `alerts`: see the classes.
     `max_late`: a tick found later than this is skipped and recorded (off: it is made up for); see `JobSpec`.
@@ -109,9 +151,10 @@ def gaffer_asset(
     """
 
     def make(work: Work) -> dg.AssetsDefinition:
-        _check_function(work)
+        if not isinstance(work, SqlWork):
+            _check_function(work)
         prefix = [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or [])
-        asset_name = name or getattr(work, "__name__", "")
+        asset_name = name or getattr(work, "__name__", None) or ""
         if not isinstance(asset_name, str) or not all(isinstance(part, str) for part in prefix):
             raise BadSpecError(f"gaffer_asset: name={name!r}, key_prefix={key_prefix!r}: both are made of text")
         if not re.fullmatch(r"\w+", asset_name, re.ASCII):
@@ -134,7 +177,8 @@ def gaffer_asset(
             said = lint(schedule, now, job=spec.name, timeout=spec.limits.timeout)
             for warning in said.warnings:
                 warnings.warn(f"job {spec.name!r}: {warning}", GafferWarning, stacklevel=2)
-        job = GafferJob(spec, work, database, description or getattr(work, "__doc__", None))
+        doc = None if isinstance(work, SqlWork) else getattr(work, "__doc__", None)
+        job = GafferJob(spec, work, database, description or doc)
 
         @dg.asset(
             name=asset_name,
@@ -159,7 +203,11 @@ def gaffer_asset(
         _jobs[materialize] = job
         return materialize
 
-    return make
+    if sql is None:
+        return make
+    if name is None:
+        raise BadSpecError("gaffer_asset: sql= has no function to be named after; give name= as well")
+    return make(SqlWork(sql))
 
 
 def _check_function(work: object) -> None:

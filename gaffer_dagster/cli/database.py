@@ -36,22 +36,30 @@ def migrate(check: bool, as_sql: bool) -> None:
 @click.argument("table")
 @click.option("--key", required=True, help="A column that is unique and never null.")
 @click.option("--changed/--new", default=None, help="New and changed rows, or new ones only (as it is, else new).")
+@click.option("--cursor", metavar="COLUMN", help="For NewRows with cursor=: the column.")
 @click.option("--pending", metavar="SQL", help="For PendingRows: the condition of its pending rows.")
 @click.option("--apply", "do_apply", is_flag=True, help="Run the statements instead of printing them.")
-def prepare(table: str, key: str, changed: bool | None, pending: str | None, do_apply: bool) -> None:
-    """Print (or apply) what TABLE lacks so that NewRows can read it without losing a row, or, with --pending, so that
-    PendingRows claims at the same cost however many rows are done.
+def prepare(
+    table: str, key: str, changed: bool | None, cursor: str | None, pending: str | None, do_apply: bool
+) -> None:
+    """Print (or apply) what TABLE lacks so that NewRows can read it without losing a row; with --cursor, so that it
+    reads fast by that column; with --pending, so that PendingRows claims at the same cost however many rows are done.
 
     The column is added without rewriting the table, and an index without blocking writers.
     """
-    if pending is not None and changed is not None:
-        raise BadInputError("--pending is for PendingRows, --changed and --new are for NewRows; give one of them")
+    if sum(given is not None for given in (pending, changed, cursor)) > 1:
+        raise BadInputError(
+            "--pending is for PendingRows, --changed and --new are for NewRows in commit order, and --cursor is for "
+            "NewRows by a cursor; give one of them"
+        )
     with store_db.connect(database.from_environment(), application_name="gaffer:prepare") as connection:
         migrations.verify(connection)
-        if pending is None:
-            todo = preparation.statements(connection, table, key, changed=changed)
-        else:
+        if pending is not None:
             todo = preparation.pending_statements(connection, table, key, pending)
+        elif cursor is not None:
+            todo = preparation.cursor_statements(connection, table, key, cursor)
+        else:
+            todo = preparation.statements(connection, table, key, changed=changed)
         if not todo:
             click.echo(f"-- {table} lacks nothing", err=True)
         for statement in todo:

@@ -13,7 +13,7 @@ from gaffer_dagster.cli.operate import operator_of, whose
 from gaffer_dagster.domain.due import EachInterval, Elapsed, Intervals, NewRows, Stretches, due_from_json
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.moment import as_moment, show_local
-from gaffer_dagster.domain.watermark import Position, RowPosition, TimePosition
+from gaffer_dagster.domain.watermark import CursorPosition, Position, RowPosition, TimePosition
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db, horizon, jobs, migrate, new_rows, prepare, watermarks
 
@@ -85,6 +85,8 @@ def _said(record: JobRecord, position: Position | None) -> str:
     until = TimePosition.until_of(position)
     if until is not None:
         return f"at {show_local(until, record.timezone)}"
+    if "cursor" in position:
+        return f"behind the row {position['key']} of {position['cursor']} (UTC)"
     return f"behind the row {position['key']} of transaction {position['xid']}"
 
 
@@ -96,21 +98,25 @@ def _move(connection: db.Connection, record: JobRecord, text: str) -> _Move:
 
 
 def _move_rows(connection: db.Connection, record: JobRecord, due: NewRows, text: str) -> _Move:
-    source = prepare.source(connection, due.table, due.key)
+    position: RowPosition | CursorPosition | None
+    if due.cursor is None or due.settle is None:
+        source = prepare.source(connection, due.table, due.key)
+        settled, cluster = new_rows.horizon(connection, record.name, None, None)
+        position = RowPosition.read(record.watermark)
+    else:
+        source = prepare.cursor_source(connection, due.table, due.key, due.cursor)
+        settled, cluster = new_rows.lag(source, horizon.now(connection), due.settle), None
+        position = CursorPosition.read(record.watermark)
     if text == "beginning":
         to = None
     elif text == "end":
-        to = watermarks.last_row(connection, source)
+        to = watermarks.last_row(connection, source, settled)
     elif text.startswith("after:"):
-        to = watermarks.after_row(connection, source, text.removeprefix("after:"))
+        to = watermarks.after_row(connection, source, settled, text.removeprefix("after:"))
     else:
         raise BadInputError(f"position {text!r} is none of NewRows; give beginning, end or after:KEY")
-    before, after = (
-        watermarks.rows_after(connection, source, due.where, position)
-        for position in (RowPosition.read(record.watermark), to)
-    )
-    _, cluster = new_rows.horizon(connection, record.name, None, None)
-    stored = None if to is None else {**to.as_json(), "of": f"{source.table}({due.key})"}
+    before, after = (new_rows.backlog(connection, source, due.where, each, settled) for each in (position, to))
+    stored = None if to is None else {**to.as_json(), "of": source.of}
     return _Move(stored, cluster if to is not None else None, _meaning(after - before, "row"))
 
 

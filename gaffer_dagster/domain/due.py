@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from typing import Any, ClassVar
@@ -24,13 +24,24 @@ class NewRows:
     """The rows that were added to `table` (or changed, if it was prepared so), each once, in commit order.
 
     `table`: its name, qualified or not, as in SQL. `key`: a column that is unique and never null. `settle="snapshot"`
-    is the only way here: a row is due once nobody can commit a row before it any more, which takes the column that
+    (the default): a row is due once nobody can commit a row before it any more, which takes the column that
     `gaffer prepare` adds. `where`: an SQL condition on the row; rows that do not fulfil it when they are due are
     passed over for good.
+
+    `cursor`: where the table cannot have that column, a column of type `timestamptz` or `date` that is never null, and
+    `settle` a duration: rows come in the order of the cursor, then the key, and are due once their cursor is `settle`
+    ago (a `date` once that day is over everywhere on earth as well). This is safe only where writers set the cursor
+    to the time at which they begin (`default now()`) or later, and none of them lives longer than `settle`: a row that
+    is committed behind the watermark is never seen. `transaction_timeout` (PostgreSQL 17 and later) of the roles that
+    write makes the server see to that, but for prepared transactions; each run warns where it does not. A row whose
+    cursor an update moves ahead comes again. Rows at `infinity` are never due, at `-infinity` neither; each run warns
+    of them. A `timestamp` is refused, for what time it means depends on who wrote it.
     """
 
     table: str
     key: str
+    cursor: str | None
+    settle: timedelta | None
     where: LiteralString | None
 
     def __init__(
@@ -38,22 +49,43 @@ class NewRows:
         table: str,
         key: str,
         *,
-        settle: str = "snapshot",
+        settle: timedelta | str = "snapshot",
+        cursor: str | Sequence[str] | None = None,
         where: LiteralString | None = None,
         start: str = "beginning",
     ) -> None:
         _check_names("NewRows", table=table, key=key)
-        if settle != "snapshot":
-            raise BadSpecError(
-                f"NewRows on {table}: settle={settle!r} is not offered; use settle='snapshot' and prepare the table "
-                f"with: gaffer prepare {table} --key {key}"
-            )
+        if isinstance(cursor, (list, tuple)):
+            if len(cursor) != 1:
+                raise BadSpecError(
+                    f"NewRows on {table}: cursor={cursor!r} must be one column; rows that are equal there come in the "
+                    "order of the key"
+                )
+            cursor = cursor[0]
+        lag = None
+        if cursor is None:
+            if settle != "snapshot":
+                raise BadSpecError(
+                    f"NewRows on {table}: settle={settle!r} is not offered; use settle='snapshot' and prepare the "
+                    f"table with: gaffer prepare {table} --key {key}"
+                )
+        else:
+            _check_names(f"NewRows on {table}", cursor=cursor)
+            if settle == "snapshot":
+                raise BadSpecError(
+                    f"NewRows on {table}: cursor={cursor!r} needs settle= as a duration that is longer than any writer "
+                    "lives, such as '10m'; or leave cursor= out, so that no row can be missed, and prepare the table "
+                    f"with: gaffer prepare {table} --key {key}"
+                )
+            lag = as_duration(settle, f"NewRows on {table}: settle")
         if start != "beginning":
             raise BadSpecError(f"NewRows on {table}: start={start!r} is not offered; use start='beginning'")
         if where is not None and (not isinstance(where, str) or not where.strip() or "\0" in where):
             raise BadSpecError(f"NewRows on {table}: where={where!r} is no SQL condition; write one, or leave it out")
         object.__setattr__(self, "table", table)
         object.__setattr__(self, "key", key)
+        object.__setattr__(self, "cursor", cursor)
+        object.__setattr__(self, "settle", lag)
         object.__setattr__(self, "where", where)
 
     def as_json(self) -> Mapping[str, object]:
@@ -61,7 +93,8 @@ class NewRows:
             "kind": "new_rows",
             "table": self.table,
             "key": self.key,
-            "settle": "snapshot",
+            "settle": "snapshot" if self.settle is None else show_duration(self.settle),
+            **({} if self.cursor is None else {"cursor": self.cursor}),  # the hash of those without stays
             "where": self.where,
         }
 

@@ -167,12 +167,13 @@ def schedule_from_json(stored: Mapping[str, Any] | None) -> Schedule | None:
         raise BadSpecError(f"schedule {stored!r}: is not known here ({error}); upgrade gaffer_dagster") from None
 
 
-def work_hash(due: Due, work: Callable[..., Any]) -> str | None:
-    """Names what a job does, whatever the job and its function are called: a renamed job is known by it. None where it
-    cannot be told, as for an object that can be called."""
-    if not isinstance(work, FunctionType):
+def work_hash(due: Due, work: Callable[..., Any] | str) -> str | None:
+    """Names what a job does (a function, or its SQL), whatever the job and its function are called: a renamed job is
+    known by it. None where it cannot be told, as for an object that can be called."""
+    if not isinstance(work, (FunctionType, str)):
         return None
-    text = "\n".join([json.dumps(due.as_json(), sort_keys=True), *_function(work)])
+    said = [work] if isinstance(work, str) else _function(work)
+    text = "\n".join([json.dumps(due.as_json(), sort_keys=True), *said])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

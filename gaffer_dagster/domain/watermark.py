@@ -28,6 +28,21 @@ class RowPosition:
 
 
 @dataclass(frozen=True)
+class CursorPosition:
+    """Behind the row with this key at this place of the cursor, as Postgres writes it: a time in UTC, or a date."""
+
+    cursor: str
+    key: str
+
+    def as_json(self) -> Position:
+        return {"cursor": self.cursor, "key": self.key}
+
+    @staticmethod
+    def read(position: Position | None) -> CursorPosition | None:
+        return None if position is None else CursorPosition(position["cursor"], position["key"])
+
+
+@dataclass(frozen=True)
 class TimePosition:
     """Everything before `until` is done."""
 

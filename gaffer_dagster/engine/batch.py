@@ -11,11 +11,13 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from typing_extensions import LiteralString
+
 from gaffer_dagster.domain.due import Window
 from gaffer_dagster.engine.log import Log
 from gaffer_dagster.engine.sources import Page, Source
 from gaffer_dagster.errors import BadInputError, BatchEndedError
-from gaffer_dagster.store import batches, db, payload, tables
+from gaffer_dagster.store import batches, db, due_sql, payload, tables
 
 
 class Batch:
@@ -74,6 +76,11 @@ class Batch:
     def key_for(self, row: Mapping[str, Any]) -> str:
         """Names a row of `rows`, the same in every attempt: an idempotency key for what is outside the database."""
         return self._source.key_for(dict(row))
+
+    def with_due(self, statement: LiteralString) -> db.Query:
+        """A statement to `execute` without parameters, in which what is due can be read as `due`: the rows, or one row
+        of `since` and `until`."""
+        return due_sql.with_due(self._source.query(self._page), statement)
 
     def execute(self, query: Any, params: Sequence[Any] | Mapping[str, Any] | None = None) -> batches.BatchCursor:
         """Runs one statement, as psycopg's `execute`. Transaction control is refused."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +11,7 @@ from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.watermark import Position, TimePosition
 from gaffer_dagster.engine.sources import Page, Wait
 from gaffer_dagster.errors import BadInputError
-from gaffer_dagster.store import db
+from gaffer_dagster.store import db, due_sql
 
 
 class RedoSource:
@@ -32,14 +33,22 @@ class RedoSource:
                 "is due"
             )
 
-    def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | None:
+    def page(
+        self, connection: db.Connection, position: Position | None, limit: int, *, stays: bool = False
+    ) -> Page | Wait | None:
         since, until = self._window.since.isoformat(), self._window.until.isoformat()
         return Page(position or {}, 1, window=self._window, key=f"{self._job}/{since}/{until}")
+
+    def query(self, page: Page) -> db.Query:
+        return due_sql.window(self._window)
+
+    def warnings(self, connection: db.Connection) -> Sequence[Mapping[str, str]]:
+        return ()
 
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
         return 0
 
-    def due_since(self, position: Position | None) -> datetime | None:
+    def due_since(self, connection: db.Connection, position: Position | None) -> datetime | None:
         return None
 
     def held_back_by(self, connection: db.Connection) -> str | None:

@@ -39,6 +39,7 @@ from gaffer_dagster.engine.log import Log
 from gaffer_dagster.engine.redo import RedoSource
 from gaffer_dagster.engine.registry import Definition, registration_of
 from gaffer_dagster.engine.sources import Page, PendingSource, Source, Wait, source_of
+from gaffer_dagster.engine.sql_work import SqlWork
 from gaffer_dagster.engine.steps import Observer, Station
 from gaffer_dagster.errors import (
     BadInputError,
@@ -108,6 +109,7 @@ class Run:
         self._wanted_at: datetime | None = None  # as it was before the last look
         self._wanted_now: datetime | None = None
         self._is_redo = False
+        self._stays = False  # the work reads its rows where they are
         # Set once the lease is held:
         self._source: Source
         self._position: Position | None
@@ -145,21 +147,20 @@ class Run:
             try:
                 protect.require(self._holding.connection(), self.spec.protect, self.spec.name)
                 self._source.look(self._holding.connection(), grant.granted_at, self._position, grant.cluster)
-                if isinstance(self._source, PendingSource):
-                    self._look_out(self._source)
+                self._look_out()
                 break
             except Exception as error:
                 self._again_or_raise(error)
         self._attempts = 0
 
-    def _look_out(self, source: PendingSource) -> None:
-        connection = self._holding.connection()
-        if runs.ended_badly(connection, self._holding.lease):
+    def _look_out(self) -> None:
+        source, connection = self._source, self._holding.connection()
+        if isinstance(source, PendingSource) and runs.ended_badly(connection, self._holding.lease):
             self._log.warning("works on rows alone", why="the run before was cut off in the middle of a batch")
             # What it had claimed comes behind what the other slots have, in one of the two turns.
             source.alone = 2 * self._limits.batch_rows * self.spec.slots
-        if not pending_rows.is_indexed(connection, source.due):
-            self._log.warning("not indexed", table=source.due.table, cure=pending_rows.cure(source.due))
+        for warning in source.warnings(connection):
+            self._log.warning(**warning)
 
     def __iter__(self) -> Iterator[Batch]:
         if isinstance(self.spec.due, PendingRows):
@@ -194,6 +195,7 @@ class Run:
 
     def apply(self, work: Work) -> None:
         """Hands every batch to `work`, whose returned metadata is kept for the report."""
+        self._stays = isinstance(work, SqlWork)
         while (opened := self._next()) is not None:
             try:
                 if opened.page.claimed is None:
@@ -354,7 +356,9 @@ class Run:
             self._abandon_batch()
             batch_id, began = self._begin()
             connection = self._holding.connection()
-            page = self._locked(connection) or self._source.page(connection, self._position, self._limits.batch_rows)
+            page = self._locked(connection) or self._source.page(
+                connection, self._position, self._limits.batch_rows, stays=self._stays
+            )
             if isinstance(page, Page):
                 break
             db.roll_back(connection)
@@ -572,7 +576,7 @@ class Run:
                 next_run_at=next_tick,
                 next_due_at=next_due_at,
                 follow_up_at=min((at for at in (again_at, follow_up_at) if at is not None), default=None),
-                oldest_due_at=self._source.due_since(self._position) if outcome is Outcome.CAPPED else None,
+                oldest_due_at=self._source.due_since(connection, self._position) if outcome is Outcome.CAPPED else None,
                 held_by=self._held_by,
                 sqlstate=None if error is None else db.sqlstate(error),
                 error=self._row_errors() if error is None else db.primary_message(error)[:2000],

@@ -6,7 +6,7 @@ bound of the run, by the database. After that it gives one `Page` after another,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -14,12 +14,13 @@ from typing import Any, Protocol
 from typing_extensions import assert_never
 
 from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows, PendingRows, Window
+from gaffer_dagster.domain.duration import show_duration
 from gaffer_dagster.domain.item import Failed
 from gaffer_dagster.domain.lease import LARGEST_SKEW
 from gaffer_dagster.domain.spec import JobSpec
-from gaffer_dagster.domain.watermark import Position, RowPosition, TimePosition
+from gaffer_dagster.domain.watermark import CursorPosition, Position, RowPosition, TimePosition
 from gaffer_dagster.errors import ForeignWatermarkError
-from gaffer_dagster.store import db, horizon, new_rows, pending_rows, prepare
+from gaffer_dagster.store import db, due_sql, horizon, new_rows, pending_rows, prepare
 
 MOST_SAVEPOINTS = 64
 """Rows of a batch that are done one by one, each in a savepoint: the server remembers so many of a transaction without
@@ -29,7 +30,8 @@ _DIED = "the process that worked on it ended without a word, in each of its last
 
 @dataclass(frozen=True)
 class Page:
-    """What one batch is about. `items` is what the run counts; `key` names the batch, where its bounds repeat."""
+    """What one batch is about. `items` is what the run counts; `key` names the batch, where its bounds repeat.
+    `since`: the position that it comes after, where it is of rows."""
 
     position: Position
     items: int
@@ -37,6 +39,7 @@ class Page:
     window: Window | None = None
     key: str | None = None
     claimed: Claimed | None = None
+    since: Position | None = None
 
     def first(self, rows: int) -> Page:
         """The page with its first rows only. Those that are left are claimed again later."""
@@ -84,16 +87,27 @@ class Source(Protocol):
         """Fixes what is due in this run: nothing that becomes due after `at`."""
         ...
 
-    def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | None:
-        """What comes after `position`; None: nothing is due any more."""
+    def page(
+        self, connection: db.Connection, position: Position | None, limit: int, *, stays: bool = False
+    ) -> Page | Wait | None:
+        """What comes after `position`; None: nothing is due any more. `stays`: the rows are not wanted, for `query`
+        reads them where they are."""
+        ...
+
+    def query(self, page: Page) -> db.Query:
+        """The query for what a page is about: its rows, or one row of `since` and `until`."""
         ...
 
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
         """What is due after `position`."""
         ...
 
-    def due_since(self, position: Position | None) -> datetime | None:
+    def due_since(self, connection: db.Connection, position: Position | None) -> datetime | None:
         """Since when the oldest of what comes after `position` has been due, where that can be told."""
+        ...
+
+    def warnings(self, connection: db.Connection) -> Sequence[Mapping[str, str]]:
+        """What people should know of what is read, once a run: `event` says what, the others say more."""
         ...
 
     def held_back_by(self, connection: db.Connection) -> str | None:
@@ -108,7 +122,7 @@ class Source(Protocol):
 def source_of(spec: JobSpec, first_seen_at: datetime) -> Source:
     due = spec.due
     if isinstance(due, NewRows):
-        return _NewRowsSource(spec.name, due)
+        return _RowsSource(spec.name, due) if due.settle is None else _CursorSource(spec.name, due, due.settle)
     if isinstance(due, PendingRows):
         return PendingSource(spec.name, due)
     if isinstance(due, (EachInterval, Elapsed)):
@@ -125,43 +139,110 @@ def _other_watermark(job: str, position: Position, wanted: str) -> ForeignWaterm
 
 
 class _NewRowsSource:
+    """Of both kinds of order that `NewRows` can be read in."""
+
     cluster: str | None = None
     _table: prepare.Source
     _horizon: str
-    _of: str
+    _kind: type[RowPosition | CursorPosition]
 
     def __init__(self, job: str, due: NewRows) -> None:
         self._job = job
         self._due = due
 
-    def look(self, connection: db.Connection, at: datetime, position: Position | None, cluster: str | None) -> None:
-        self._table = prepare.source(connection, self._due.table, self._due.key)
-        self._of = f"{self._table.table}({self._due.key})"
-        if position is not None and position.get("of") != self._of:
-            raise _other_watermark(self._job, position, f"rows of {self._of}")
-        self._horizon, self.cluster = new_rows.horizon(connection, self._job, RowPosition.read(position), cluster)
-
-    def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | None:
-        found = new_rows.page(
-            connection, self._table, self._due.where, RowPosition.read(position), self._horizon, limit
-        )
+    def page(
+        self, connection: db.Connection, position: Position | None, limit: int, *, stays: bool = False
+    ) -> Page | Wait | None:
+        read = new_rows.end_of_page if stays else new_rows.page
+        found = read(connection, self._table, self._due.where, self._kind.read(position), self._horizon, limit)
         if found is None:
             return None
-        # With what it counts in: on another table the same numbers would skip rows in silence.
-        return Page({**found.position.as_json(), "of": self._of}, len(found.rows), rows=found.rows)
+        return Page({**found.position.as_json(), "of": self._table.of}, found.count, rows=found.rows, since=position)
+
+    def query(self, page: Page) -> db.Query:
+        since, until = self._kind.read(page.since), self._kind.read(page.position)
+        assert until is not None  # noqa: S101 — what was read has an end
+        return new_rows.between(self._table, self._due.where, since, until, self._horizon)
 
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
-        return new_rows.backlog(connection, self._table, self._due.where, RowPosition.read(position), self._horizon)
+        return new_rows.backlog(connection, self._table, self._due.where, self._kind.read(position), self._horizon)
 
-    def due_since(self, position: Position | None) -> datetime | None:
+    def key_for(self, row: dict[str, Any]) -> str:
+        return f"{self._job}/{row[self._due.key]}"
+
+    def _check(self, position: Position | None) -> None:
+        if position is not None and position.get("of") != self._table.of:
+            raise _other_watermark(self._job, position, f"rows of {self._table.of}")
+
+
+class _RowsSource(_NewRowsSource):
+    """In commit order."""
+
+    cluster: str | None = None
+    _kind = RowPosition
+
+    def look(self, connection: db.Connection, at: datetime, position: Position | None, cluster: str | None) -> None:
+        self._table = prepare.source(connection, self._due.table, self._due.key)
+        self._check(position)
+        self._horizon, self.cluster = new_rows.horizon(connection, self._job, RowPosition.read(position), cluster)
+
+    def due_since(self, connection: db.Connection, position: Position | None) -> datetime | None:
         return None  # rows carry no time
 
     def held_back_by(self, connection: db.Connection) -> str | None:
         held = new_rows.is_held_back(connection, self._table, self._horizon)
         return horizon.holder(connection) if held else None
 
-    def key_for(self, row: dict[str, Any]) -> str:
-        return f"{self._job}/{row[self._due.key]}"
+    def warnings(self, connection: db.Connection) -> Sequence[Mapping[str, str]]:
+        return ()
+
+
+class _CursorSource(_NewRowsSource):
+    """In the order of a cursor of the table's own, behind a lag."""
+
+    _kind = CursorPosition
+
+    def __init__(self, job: str, due: NewRows, settle: timedelta) -> None:
+        super().__init__(job, due)
+        self._settle = settle
+
+    def look(self, connection: db.Connection, at: datetime, position: Position | None, cluster: str | None) -> None:
+        cursor = self._due.cursor or ""
+        self._table = prepare.cursor_source(connection, self._due.table, self._due.key, cursor)
+        self._check(position)
+        self._horizon = new_rows.lag(self._table, at, self._settle)
+
+    def due_since(self, connection: db.Connection, position: Position | None) -> datetime | None:
+        after = CursorPosition.read(position)
+        return new_rows.due_since(connection, self._table, self._due.where, after, self._horizon, self._settle)
+
+    def held_back_by(self, connection: db.Connection) -> str | None:
+        return None  # a lag waits for nobody
+
+    def warnings(self, connection: db.Connection) -> Sequence[Mapping[str, str]]:
+        due, found = self._due, list[Mapping[str, str]]()
+        writer = new_rows.longest_writer(connection, self._table)
+        if writer is not None and (writer.lives is None or writer.lives > self._settle):
+            settle = show_duration(self._settle)
+            lives = "without end" if writer.lives is None else f"for {show_duration(writer.lives)}"
+            found.append(
+                {
+                    "event": "rows can be missed",
+                    "why": f"a transaction of {writer.role} may last {lives}, and what it commits to {due.table} more "
+                    f"than settle={settle} after it began is never seen",
+                    "cure": f"alter role {writer.role} set transaction_timeout = "
+                    f"'{self._settle // timedelta(milliseconds=1)}ms' (PostgreSQL 17 and later), or leave cursor= out "
+                    f"and run: gaffer prepare {due.table} --key {due.key} --apply",
+                }
+            )
+        if not prepare.is_indexed(connection, self._table):
+            cure = f"gaffer prepare {due.table} --key {due.key} --cursor {due.cursor} --apply"
+            found.append({"event": "not indexed", "table": due.table, "cure": cure})
+        count, key = new_rows.never_due(connection, self._table, due.where)
+        if count:
+            why = f"{due.cursor} is infinite in {count:,} of them, such as {due.key} = {key}"
+            found.append({"event": "rows are never due", "why": why, "cure": "mend them"})
+        return found
 
 
 class PendingSource:
@@ -183,7 +264,9 @@ class PendingSource:
         self.table = pending_rows.source(connection, self.due)
         self._until = at
 
-    def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | None:
+    def page(
+        self, connection: db.Connection, position: Position | None, limit: int, *, stays: bool = False
+    ) -> Page | Wait | None:
         if position is None:
             position = {"turn": "again"}
             gone = pending_rows.gone(connection, self.table, pending_rows.given_up(connection, self._job))
@@ -196,11 +279,19 @@ class PendingSource:
                 return page
         return None
 
+    def query(self, page: Page) -> db.Query:
+        return pending_rows.claimed(self.table, [row[self.due.key] for row in page.rows])
+
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
         return pending_rows.backlog(connection, self.table, self._job, self._until)
 
-    def due_since(self, position: Position | None) -> datetime | None:
+    def due_since(self, connection: db.Connection, position: Position | None) -> datetime | None:
         return None  # rows carry no time
+
+    def warnings(self, connection: db.Connection) -> Sequence[Mapping[str, str]]:
+        if pending_rows.is_indexed(connection, self.due):
+            return ()
+        return [{"event": "not indexed", "table": self.due.table, "cure": pending_rows.cure(self.due)}]
 
     def held_back_by(self, connection: db.Connection) -> str | None:
         return None  # see locked_elsewhere
@@ -284,7 +375,9 @@ class _TimeSource:
         self._bound = at if self._waits else at - self._intervals.settle
         self._mark = horizon.mark(connection)
 
-    def page(self, connection: db.Connection, position: Position | None, limit: int) -> Page | Wait | None:
+    def page(
+        self, connection: db.Connection, position: Position | None, limit: int, *, stays: bool = False
+    ) -> Page | Wait | None:
         window = self._intervals.after(self._since(position), self._bound)
         if window is None:
             return None
@@ -297,10 +390,17 @@ class _TimeSource:
         key = f"{self._job}/{window.since.isoformat()}/{window.until.isoformat()}" if self._intervals.repeat else None
         return Page(TimePosition(window.until).as_json(), 1, window=window, key=key)
 
+    def query(self, page: Page) -> db.Query:
+        assert page.window is not None  # noqa: S101 — as above
+        return due_sql.window(page.window)
+
+    def warnings(self, connection: db.Connection) -> Sequence[Mapping[str, str]]:
+        return ()
+
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
         return self._intervals.left(self._since(position), self._bound)
 
-    def due_since(self, position: Position | None) -> datetime | None:
+    def due_since(self, connection: db.Connection, position: Position | None) -> datetime | None:
         window = self._intervals.after(self._since(position), self._bound)
         return None if window is None else window.until + self._intervals.settle
 

@@ -140,10 +140,10 @@ _OUTLIVES = re.compile(
 
 def refuse_control(text: str) -> None:
     """Raises `BatchEndedError` for a statement that would end the batch's transaction, or outlive it."""
-    rest = _skip_comments(text)
+    rest = skip_comments(text)
     word = _WORD.match(rest)
     if word:  # what the statement is can be told by its first two words, which a comment may part
-        rest = f"{word[0]} {_skip_comments(rest[word.end() :])}"
+        rest = f"{word[0]} {skip_comments(rest[word.end() :])}"
     first = " ".join(rest.split()[:2])
     if _CONTROL.match(rest):
         raise BatchEndedError(
@@ -156,7 +156,7 @@ def refuse_control(text: str) -> None:
         )
 
 
-def _skip_comments(text: str) -> str:
+def skip_comments(text: str) -> str:
     """What is left of a statement once leading blanks, semicolons and (nested) comments are gone."""
     while True:
         blank = _BLANK.match(text)

@@ -32,6 +32,7 @@ from gaffer_dagster.errors import (
 )
 
 Connection = psycopg.Connection[TupleRow]
+Query = sql.Composed
 # Whatever a role or database prefers: under a snapshot that is older than its locks, a renewal in the middle of a
 # batch would be a concurrent update that the batch could never commit after.
 BEGIN: LiteralString = "begin isolation level read committed; "

@@ -132,6 +132,17 @@ def claim(connection: db.Connection, source: Source, keys: Sequence[str]) -> lis
     return _claim(connection, source, wanted, len(keys))
 
 
+def claimed(source: Source, keys: Sequence[Any]) -> db.Query:
+    """The query for rows that were claimed."""
+    return sql.SQL("select {} from {} where {} = any({}::{}[])").format(
+        sql.SQL(", ").join(map(sql.Identifier, source.table.columns)),
+        source.table.identifier,
+        source.key,
+        sql.Literal([str(key) for key in keys]),
+        source.key_type,
+    )
+
+
 def gone(connection: db.Connection, source: Source, keys: Sequence[str]) -> list[str]:
     """Of these rows, those that are not there, or not pending, any more."""
     return [

@@ -1,7 +1,8 @@
-"""What a table needs so that `NewRows` can read it in commit order without losing a row.
+"""What a table needs so that `NewRows` can read it: in commit order without losing a row, or by a cursor of its own.
 
-A column of type `xid8` that says which transaction wrote the row, kept by a trigger that nothing skips, and an index
-to read in that order. Adding the column to a filled table rewrites nothing: all rows that are there get one number.
+For commit order, a column of type `xid8` that says which transaction wrote the row, kept by a trigger that nothing
+skips, and an index to read in that order. Adding the column to a filled table rewrites nothing: all rows that are there
+get one number.
 """
 
 from __future__ import annotations
@@ -20,14 +21,35 @@ _TRIGGER = "gaffer_stamp_xid"
 _KEY_TYPES = ("smallint", "integer", "bigint", "uuid", "text", "numeric", "character varying")
 
 
+# What a cursor can be: times, which a lag can be kept behind.
+CURSOR_TYPES = ("timestamp with time zone", "date")
+
+
 @dataclass(frozen=True)
 class Source:
-    """A prepared table, as `NewRows` reads it. `mode`: `new` rows, or new and `changed` ones."""
+    """A table that can be read, as `NewRows` reads it: by `order`, a column of type `order_type`, then by `key`.
+    `mode`: `new` rows, new and `changed` ones, or those that a `cursor` comes to."""
 
     table: tables.Table
     key: str
     key_type: sql.SQL
     mode: str
+    order: str = XID_COLUMN
+    order_type: str = "xid8"
+
+    @property
+    def of(self) -> str:
+        """What a position counts in: the same numbers would skip rows of another table, or order, in silence."""
+        by = "" if self.order == XID_COLUMN else f"{self.order}, "
+        return f"{self.table}({by}{self.key})"
+
+
+@dataclass(frozen=True)
+class _Index:
+    """The index on two columns. `broken`: the name of one whose building failed, where there is no other."""
+
+    is_there: bool
+    broken: str | None
 
 
 @dataclass(frozen=True)
@@ -35,8 +57,7 @@ class _State:
     column: bool
     trigger: str | None
     keys: list[str]
-    index: bool
-    broken_index: str | None
+    index: _Index
     foreign: bool
     """Rows have numbers that this cluster has not given yet: they were restored, or copied with their column."""
 
@@ -50,7 +71,7 @@ def source(connection: db.Connection, table_name: str, key: str) -> Source:
         for what, there in (
             (f"the column {XID_COLUMN}", state.column),
             ("the trigger that keeps it", state.trigger is not None and key in state.keys),
-            (f"an index on ({XID_COLUMN}, {key})", state.index),
+            (f"an index on ({XID_COLUMN}, {key})", state.index.is_there),
             (f"in {XID_COLUMN} numbers of this cluster (rows were restored or copied)", not state.foreign),
         )
         if not there
@@ -60,6 +81,44 @@ def source(connection: db.Connection, table_name: str, key: str) -> Source:
             f"table {table} lacks {', '.join(missing)}; run: gaffer prepare {table_name} --key {key} --apply"
         )
     return Source(table, key, key_type, state.trigger or "new")
+
+
+def cursor_source(connection: db.Connection, table_name: str, key: str, cursor: str) -> Source:
+    """Raises `NotPreparedError`, or `BadInputError`, for a table, key or cursor that cannot serve."""
+    table, key_type = checked(connection, table_name, key)
+    column = table.column(cursor)
+    if column.base == "timestamp without time zone":
+        quoted = sql.Identifier(cursor).as_string(connection)
+        raise NotPreparedError(
+            f"cursor {cursor!r} of table {table} is a timestamp without time zone: which time it means depends on who "
+            f"wrote it. Make it one that says so: alter table {table} alter column {quoted} type timestamptz "
+            f"using {quoted} at time zone 'UTC' (or the zone that it was written in)"
+        )
+    if column.base not in CURSOR_TYPES:
+        raise NotPreparedError(
+            f"cursor {cursor!r} of table {table} is of type {column.type}, which no lag in time can be kept behind; "
+            f"use a column of type timestamptz or date, or leave cursor= out and run: gaffer prepare {table_name} "
+            f"--key {key} --apply"
+        )
+    if not column.not_null:
+        quoted = sql.Identifier(cursor).as_string(connection)
+        raise NotPreparedError(
+            f"cursor {cursor!r} of table {table} may be null, and rows without it would never be due; fill it, and "
+            f"run: alter table {table} alter column {quoted} set not null"
+        )
+    return Source(table, key, key_type, "cursor", cursor, column.base)
+
+
+def cursor_statements(connection: db.Connection, table_name: str, key: str, cursor: str) -> list[str]:
+    """The SQL that the table still lacks so that a page by `cursor` is one range of an index."""
+    source = cursor_source(connection, table_name, key, cursor)
+    todo = _index_statements(source.table, cursor, key, _index(connection, source.table, cursor, key))
+    return [statement.as_string(connection) for statement in todo]
+
+
+def is_indexed(connection: db.Connection, source: Source) -> bool:
+    """There is an index to read it by."""
+    return _index(connection, source.table, source.order, source.key).is_there
 
 
 def statements(connection: db.Connection, table_name: str, key: str, *, changed: bool | None) -> list[str]:
@@ -99,13 +158,7 @@ def statements(connection: db.Connection, table_name: str, key: str, *, changed:
             ).format(name, column=column),
             sql.SQL("alter table {} enable always trigger {}").format(name, trigger),
         ]
-    if state.broken_index is not None:
-        todo.append(sql.SQL("drop index concurrently {}").format(sql.Identifier(table.schema, state.broken_index)))
-    if not state.index:
-        todo.append(
-            # Postgres names it: a name of ours could be taken, by another table's or for another key of this one.
-            sql.SQL("create index concurrently on {} ({}, {})").format(name, column, sql.Identifier(key))
-        )
+    todo += _index_statements(table, XID_COLUMN, key, state.index)
     return [statement.as_string(connection) for statement in todo]
 
 
@@ -204,25 +257,13 @@ def _state(connection: db.Connection, table: tables.Table, key: str) -> _State:
         """,
         [table.oid, _TRIGGER],
     ).fetchone()
-    index = connection.execute(
-        """
-        select i.indisvalid, c.relname
-          from pg_catalog.pg_index i join pg_catalog.pg_class c on c.oid = i.indexrelid
-         where i.indrelid = %s and i.indpred is null and i.indnkeyatts >= 2
-           and (select attname from pg_catalog.pg_attribute where attrelid = i.indrelid and attnum = i.indkey[0]) = %s
-           and (select attname from pg_catalog.pg_attribute where attrelid = i.indrelid and attnum = i.indkey[1]) = %s
-         order by i.indisvalid desc
-        """,
-        [table.oid, XID_COLUMN, key],
-    ).fetchone()
     # Each argument ends with a zero byte.
     arguments = [] if trigger is None else [part.decode() for part in bytes(trigger[0]).split(b"\0")[:-1]]
     return _State(
         column=column is not None and column.not_null,
         trigger=arguments[0] if arguments else None,
         keys=[name for name in arguments[1:] if name in table.columns],
-        index=index is not None and index[0],
-        broken_index=index[1] if index is not None and not index[0] else None,
+        index=_index(connection, table, XID_COLUMN, key),
         foreign=column is not None and _is_foreign(connection, table),
     )
 
@@ -234,3 +275,32 @@ def _is_foreign(connection: db.Connection, table: tables.Table) -> bool:
         ).format(table.identifier, sql.Identifier(XID_COLUMN))
     ).fetchone()
     return bool(row and row[0])
+
+
+def _index(connection: db.Connection, table: tables.Table, order: str, key: str) -> _Index:
+    index = connection.execute(
+        """
+        select i.indisvalid, c.relname
+          from pg_catalog.pg_index i join pg_catalog.pg_class c on c.oid = i.indexrelid
+         where i.indrelid = %s and i.indpred is null and i.indnkeyatts >= 2
+           and (select attname from pg_catalog.pg_attribute where attrelid = i.indrelid and attnum = i.indkey[0]) = %s
+           and (select attname from pg_catalog.pg_attribute where attrelid = i.indrelid and attnum = i.indkey[1]) = %s
+         order by i.indisvalid desc
+        """,
+        [table.oid, order, key],
+    ).fetchone()
+    return _Index(index is not None and index[0], index[1] if index is not None and not index[0] else None)
+
+
+def _index_statements(table: tables.Table, order: str, key: str, state: _Index) -> list[sql.Composable]:
+    todo: list[sql.Composable] = []
+    if state.broken is not None:
+        todo.append(sql.SQL("drop index concurrently {}").format(sql.Identifier(table.schema, state.broken)))
+    if not state.is_there:
+        todo.append(
+            # Postgres names it: a name of ours could be taken, by another table's or for another key of this one.
+            sql.SQL("create index concurrently on {} ({}, {})").format(
+                table.identifier, sql.Identifier(order), sql.Identifier(key)
+            )
+        )
+    return todo

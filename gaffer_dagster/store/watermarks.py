@@ -5,11 +5,11 @@ from __future__ import annotations
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from gaffer_dagster.domain.watermark import Position, RowPosition
+from gaffer_dagster.domain.watermark import Position
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db, new_rows
 from gaffer_dagster.store.operations import Operator
-from gaffer_dagster.store.prepare import XID_COLUMN, Source
+from gaffer_dagster.store.prepare import Source
 
 
 def set_position(
@@ -38,11 +38,12 @@ def set_position(
         )
 
 
-def after_row(connection: db.Connection, source: Source, key: str) -> RowPosition:
+def after_row(connection: db.Connection, source: Source, horizon: str, key: str) -> new_rows.AnyPosition:
     """Behind the row with this key. Raises `BadInputError` where there is none, or rows may still come before it."""
     rows = _positions(
         connection,
         source,
+        horizon,
         sql.SQL("where {} = {}::{}").format(sql.Identifier(source.key), sql.Literal(key), source.key_type),
     )
     if not rows:
@@ -50,42 +51,38 @@ def after_row(connection: db.Connection, source: Source, key: str) -> RowPositio
     [(position, is_settled)] = rows
     if not is_settled:
         raise BadInputError(
-            f"the row of {source.table} with {source.key} = {key} is too new: a transaction that is still open may "
-            "commit rows before it; wait until that is over, or give an older row"
+            f"the row of {source.table} with {source.key} = {key} is too new: rows may still be "
+            "committed before it; wait until it is due, or give an older row"
         )
     return position
 
 
-def last_row(connection: db.Connection, source: Source) -> RowPosition | None:
+def last_row(connection: db.Connection, source: Source, horizon: str) -> new_rows.AnyPosition | None:
     """Behind every row that is due by now. None: there is none."""
-    newest = sql.SQL("where {xid} < {horizon} order by t.{xid} desc, t.{key} desc limit 1").format(
-        xid=sql.Identifier(XID_COLUMN), key=sql.Identifier(source.key), horizon=_HORIZON
+    newest = sql.SQL("where {order} < {horizon} {finite} order by t.{order} desc, t.{key} desc limit 1").format(
+        order=sql.Identifier(source.order),
+        key=sql.Identifier(source.key),
+        horizon=new_rows.read_as(source, horizon),
+        finite=sql.SQL("")
+        if source.mode != "cursor"
+        else sql.SQL("and {} > {}").format(sql.Identifier(source.order), new_rows.read_as(source, "-infinity")),
     )
-    rows = _positions(connection, source, newest)
+    rows = _positions(connection, source, horizon, newest)
     return rows[0][0] if rows else None
 
 
-def _positions(connection: db.Connection, source: Source, which: sql.Composed) -> list[tuple[RowPosition, bool]]:
+def _positions(
+    connection: db.Connection, source: Source, horizon: str, which: sql.Composed
+) -> list[tuple[new_rows.AnyPosition, bool]]:
     """With each whether nobody can commit a row before it any more."""
     found = connection.execute(
-        sql.SQL("select {xid}::text, {key}::text, {xid} < {horizon} from {table} t {which}").format(
-            xid=sql.Identifier(XID_COLUMN),
+        sql.SQL("select {written}, {key}::text, {order} < {horizon} from {table} t {which}").format(
+            written=new_rows.written(source, sql.Identifier(source.order)),
+            order=sql.Identifier(source.order),
             key=sql.Identifier(source.key),
-            horizon=_HORIZON,
+            horizon=new_rows.read_as(source, horizon),
             table=source.table.identifier,
             which=which,
         )
     )
-    return [(RowPosition(xid, key), is_settled) for xid, key, is_settled in found]
-
-
-def rows_after(connection: db.Connection, source: Source, where: str | None, position: RowPosition | None) -> int:
-    """How many rows are due behind a position, counted up to `new_rows.BACKLOG_CEILING`."""
-    horizon = connection.execute(
-        "select pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text"
-    ).fetchone()
-    assert horizon is not None  # noqa: S101 — one row by construction
-    return new_rows.backlog(connection, source, where, position, horizon[0])  # pyright: ignore[reportArgumentType] — the job's own text
-
-
-_HORIZON = sql.SQL("pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())")
+    return [(new_rows.position_at(source, at, key), is_settled) for at, key, is_settled in found]

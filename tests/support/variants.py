@@ -66,7 +66,7 @@ def _page_by_id(
         [after, below, below, limit],
     ).fetchall()
     return (
-        new_rows.Rows([{"id": row[0]} for row in found], RowPosition(found[-1][1], str(found[-1][0])))
+        new_rows.Rows([{"id": row[0]} for row in found], RowPosition(found[-1][1], str(found[-1][0])), len(found))
         if found
         else None
     )

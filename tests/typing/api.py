@@ -119,3 +119,12 @@ warnings.simplefilter("error", gd.GafferWarning)
 def send(batch: gd.Batch) -> None:
     for row in batch.rows:
         batch.log.info("sends", key=batch.key_for(row))
+
+
+in_sql = gd.gaffer_asset(
+    due=gd.NewRows("flights", key="id", cursor="updated_at", settle=timedelta(minutes=10)),
+    sql="insert into carriers select carrier, count(*) from due group by carrier",
+    name="carriers",
+    schedule=gd.Schedule("@hourly"),
+)
+assert_type(in_sql, dg.AssetsDefinition)

@@ -28,6 +28,11 @@ def intervals(schedule: Schedule | None = NEW_YORK, **given: Any) -> Intervals:
         ({"table": "fl\0ights"}, "table='fl\\x00ights'"),
         ({"key": ""}, "key=''"),
         ({"settle": "1m"}, "settle='1m'"),
+        ({"cursor": "at", "settle": "soon"}, "NewRows on flights: settle='soon'"),
+        ({"cursor": "at"}, "cursor='at' needs settle= as a duration"),
+        ({"cursor": ["at", "id"], "settle": "1m"}, "cursor=['at', 'id'] must be one column"),
+        ({"cursor": (), "settle": "1m"}, "cursor=() must be one column"),
+        ({"cursor": " at", "settle": "1m"}, "NewRows on flights: cursor=' at'"),
         ({"start": "end"}, "start='end'"),
         ({"where": "  "}, "where='  '"),
     ],
@@ -41,6 +46,26 @@ def test_new_rows_that_cannot_be_meant_are_refused_by_name(given: dict[str, Any]
 def test_another_way_to_settle_is_refused_with_the_cure() -> None:
     with pytest.raises(BadSpecError, match=r"gaffer prepare flights --key id"):
         NewRows("flights", "id", settle="5m")
+
+
+def test_a_cursor_is_a_column_and_a_lag_and_changes_no_other_spec() -> None:
+    both = [NewRows("flights", "id", cursor=each, settle=timedelta(minutes=5)) for each in ("at", ("at",), ["at"])]
+    assert both[0] == both[1] == both[2]
+    assert dict(both[0].as_json()) == {
+        "kind": "new_rows",
+        "table": "flights",
+        "key": "id",
+        "settle": "5m",
+        "cursor": "at",
+        "where": None,
+    }
+    assert dict(NewRows("flights", "id").as_json()) == {
+        "kind": "new_rows",
+        "table": "flights",
+        "key": "id",
+        "settle": "snapshot",
+        "where": None,
+    }
 
 
 @pytest.mark.parametrize(
