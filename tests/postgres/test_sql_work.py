@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -27,6 +29,7 @@ from tests.support.ticking import DAY, HOUR
 
 COPY = "insert into target (id, batch) select id, 0 from due"
 ROWS = NewRows("source", "id")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "due.md"
 
 
 def job(due: Due = ROWS, name: str = "by_sql", **bounds: Any) -> JobSpec:
@@ -294,6 +297,25 @@ def test_an_asset_of_sql_is_materialized(source: str, monkeypatch: pytest.Monkey
     assert copied(source) == list(range(1, 26))
     plain = gd.gaffer_asset(due=ROWS, sql=COPY, name="plain")
     assert plain.descriptions_by_key.get(plain.key) is None
+
+
+def test_the_example_of_the_documents_makes_a_row_for_each_day(url: str, clock: Clock) -> None:
+    (code,) = re.findall(r"```python\n(daily_totals.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    space: dict[str, Any] = {"gd": gd}
+    exec(code, space)
+    found = job_of(space["daily_totals"])
+    jobs.execute(url, "create table orders (paid_at timestamptz, amount numeric)")
+    jobs.execute(url, "create table totals (day timestamptz, amount numeric)")
+    jobs.execute(
+        url, "insert into orders values ('2027-03-27 23:30Z', 3), ('2027-03-28 21:59Z', 4), ('2027-03-28 22:00Z', 5)"
+    )
+    clock.set(datetime(2027, 3, 27, 12, tzinfo=timezone.utc))
+    jobs.run(found.spec, url, found.work, worker_clock=clock.now)
+    clock.set(datetime(2027, 3, 29, 12, tzinfo=timezone.utc))
+    jobs.run(found.spec, url, found.work, worker_clock=clock.now)
+    totals = jobs.query(url, "select amount, day from totals order by day")
+    assert [amount for amount, _ in totals][-1] == 7
+    assert totals[-1][1] == datetime(2027, 3, 27, 23, tzinfo=timezone.utc)
 
 
 def test_sql_needs_a_name() -> None:
