@@ -21,6 +21,7 @@ from typing_extensions import LiteralString, Unpack
 
 from gaffer_dagster.adapter import checks, metadata
 from gaffer_dagster.adapter.freshness import policy_of
+from gaffer_dagster.adapter.pools import pool_of
 from gaffer_dagster.adapter.resource import GafferResource, resource_of
 from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds
@@ -34,7 +35,6 @@ from gaffer_dagster.engine.sql_work import SqlWork
 from gaffer_dagster.errors import BadSpecError, GafferWarning
 from gaffer_dagster.store import db
 
-POOL = "gaffer/{job}"
 JOB_TAG = "gaffer/job"
 
 
@@ -194,7 +194,7 @@ def gaffer_asset(
             freshness_policy=policy_of(spec, now),
             op_tags=op_tags,
             required_resource_keys={database, *(required_resource_keys or ())},
-            pool=POOL.format(job=spec.name),
+            pool=pool_of(spec.name),
             output_required=False,
         )
         def materialize(context: dg.AssetExecutionContext) -> Iterator[Any]:

@@ -16,6 +16,7 @@ import dagster as dg
 
 from gaffer_dagster.adapter import checks, learnt
 from gaffer_dagster.adapter.assets import JOB_TAG, GafferJob
+from gaffer_dagster.adapter.pools import make_room
 from gaffer_dagster.adapter.resource import GafferResource
 from gaffer_dagster.domain.alert import Kind
 from gaffer_dagster.domain.incident import Alert
@@ -76,11 +77,13 @@ def watch_of(
             for name, resource in databases.items():
                 here = [job for job in found if job.database == name]
                 if here and resource is not None:
-                    with _heard(context, name, tick):
+                    with _heard(context, f"database {name!r}", tick):
                         connection = stack.enter_context(db.connect(resource.url(), application_name="gaffer:watch"))
                         passes[name] = connection, _pass(context, name, connection, here, targets, tick)
+            with _heard(context, "pools", tick):
+                tick.problems += make_room(context.instance, {job.spec.name: job.spec.slots for job in found})
             for name, (connection, report) in passes.items():  # a slow receiver must not hold up a pass
-                with _heard(context, name, tick):
+                with _heard(context, f"database {name!r}", tick):
                     left = timedelta(seconds=max(0.0, ends - time.monotonic()))
                     attended = speak(connection, report, os.environ, wrap(context.log), budget=left)
                     tick.sent += attended.sent
@@ -111,12 +114,12 @@ def watch_of(
 
 
 @contextmanager
-def _heard(context: dg.SensorEvaluationContext, database: str, tick: _Tick) -> Generator[None]:
+def _heard(context: dg.SensorEvaluationContext, where: str, tick: _Tick) -> Generator[None]:
     """What fails here is heard, and does not silence the rest."""
     try:
         yield
     except Exception as error:
-        context.log.error(f"database {database!r}: {db.primary_message(error)}")
+        context.log.error(f"{where}: {db.primary_message(error)}")
         tick.failed.append(error)
 
 
@@ -128,13 +131,15 @@ def _pass(
     targets: Mapping[str, Any],
     tick: _Tick,
 ) -> Report | None:
-    with _heard(context, database, tick):  # whatever keeps a job from being registered, the others are looked at
+    with _heard(
+        context, f"database {database!r}", tick
+    ):  # whatever keeps a job from being registered, the others are looked at
         _make_known(context, connection, found)
     origin = context.code_location_origin
     location = None if origin is None else origin.location_name
     watcher = Watcher(_name(location, context.repository_name), _EVERY, [job.spec.name for job in found])
     told = learnt.Learnt()
-    with _heard(context, database, tick):  # Dagster's storage
+    with _heard(context, f"database {database!r}", tick):  # Dagster's storage
         told = learnt.learn(context.instance, connection, found, watcher.name, location)
         tick.learnt += [dead.job for dead in told.dead]
         tick.reports += [event for events in told.reports.values() for event in events]

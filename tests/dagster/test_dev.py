@@ -23,6 +23,8 @@ def make_tables(url: str) -> None:
     for job in ("ticking", "asked", "backlog"):
         jobs.make_source(url, table=f"source_{job}")
         jobs.execute(url, f"create table target_{job} (like target)")
+    jobs.execute(url, "create table source_claimed (id serial primary key, done_at timestamptz)")
+    jobs.execute(url, "create table target_claimed (like target)")
     jobs.execute(url, "create table script (job text primary key, step text)")
     jobs.execute(url, "create table seen (at serial, job text, pid int, backend int)")
 
@@ -121,6 +123,26 @@ def test_a_second_run_of_a_job_queues(database: str, dagster: Deployment) -> Non
     assert dagster.finish(first) == "SUCCESS"
     assert dagster.finish(second) == "SUCCESS"
     assert [rows_of(database, run)[0][:2] for run in (first, second)] == [("succeeded", 5), ("succeeded", 5)]
+
+
+def test_two_slots_are_at_work_at_once_though_the_default_is_one_run(database: str, dagster: Deployment) -> None:
+    """The sensor lets them, for no limit of the pool was set by hand."""
+    limit = 'query { instance { concurrencyLimit(concurrencyKey: "gaffer/claimed") { slotCount } } }'
+    dagster.watch(on=True)
+    wait_until(
+        lambda: dagster.graphql(limit)["instance"]["concurrencyLimit"]["slotCount"] == 2, 90, "room for two slots"
+    )
+    dagster.watch(on=False)
+    jobs.execute(database, "insert into source_claimed select generate_series(1, 10)")
+    step(database, "both", "hold")
+    runs = [dagster.launch("__ASSET_JOB", "claimed", "both") for _ in range(2)]
+    at_work = "select count(distinct pid) from seen where job = 'both'"
+    wait_until(lambda: jobs.query(database, at_work) == [(2,)], 90, "both at work")
+    step(database, "both", "go")
+    assert [dagster.finish(run) for run in runs] == ["SUCCESS", "SUCCESS"]
+    done = "select count(*), count(distinct id), count(distinct fence) from target_claimed"
+    assert jobs.query(database, done) == [(10, 10, 1)]
+    assert sorted(rows_of(database, run)[0][1] for run in runs) == [5, 5]
 
 
 @pytest.mark.parametrize("step_name", ["hold", "statement"])

@@ -44,6 +44,11 @@ backlog = gd.gaffer_asset(
     due=gd.NewRows("source_backlog", "id"),
     bounds=gd.Bounds(batch_rows=10, batches=2, timeout="5m"),
 )(copy_rows)
+claimed = gd.gaffer_asset(
+    name="claimed",
+    due=gd.PendingRows("source_claimed", "id", pending="done_at is null", done="done_at = now()", parallel=2),
+    bounds=gd.Bounds(batch_rows=5, batches=1, timeout="5m"),
+)(copy_rows)
 
 
 @dg.asset(deps=[asked])
@@ -52,6 +57,8 @@ def downstream() -> None:
 
 
 defs = dg.Definitions.merge(
-    gd.build_definitions(ticking, asked, backlog, resource=gd.GafferResource(dsn=dg.EnvVar("GAFFER_DATABASE_URL"))),
+    gd.build_definitions(
+        ticking, asked, backlog, claimed, resource=gd.GafferResource(dsn=dg.EnvVar("GAFFER_DATABASE_URL"))
+    ),
     dg.Definitions(assets=[downstream]),
 )
