@@ -193,15 +193,19 @@ class Holding:
                 tick, next_tick = schedule.latest(now), schedule.next(now)
             if refusal is None:  # a job that is new would be dated by the wrong clock, and wait for that time
                 self._register(ask_for.registration, now)
-            if spec.slots > 1:
-                for each in leases.slots(self.connection(), spec.name, lease_id):
-                    slot = each  # which `ask` asks for
-                    grant = ask(timedelta())
-                    if grant.outcome != "busy":
-                        return grant
-                return ask()
-            grant = ask(timedelta())
-            return ask() if grant.outcome == "busy" else grant
+            gone: tuple[int, timedelta] | None = None
+            for each in leases.slots(self.connection(), spec.name, lease_id) if spec.slots > 1 else [0]:
+                slot = each  # which `ask` asks for
+                grant = ask(timedelta())
+                if grant.outcome != "busy":
+                    return grant
+                if grant.free_at is not None:
+                    gone = slot, grant.free_at - grant.granted_at
+            if gone is not None:
+                slot, left = gone
+                self._log.info("waits", why="nothing is left of the holder's connection; it may come back")
+                time.sleep(max(0.0, left.total_seconds()))
+            return ask()
 
         try:
             return self._repeat(whole, 3, db.worth_repeating)

@@ -4,6 +4,25 @@ A thread with a connection of its own. It renews at a third of the lease; when t
 or the process that started the run is no longer there, it says so in `stopped` and cancels whatever the run's own
 connection is doing, again and again until the run has noticed. It never decides that a batch may commit: only the
 database does.
+
+When the next run may take the lease (of 60 s, renewed every 20 s) from a holder that says no more; what that one still
+does is never committed afterwards:
+
+    the holder                                   its lease is taken by a run that comes
+    ──────────────────────────────────────────   ──────────────────────────────────────────────────────────────────
+    ended, failed, or was told to stop           at once
+    died (kill -9, out of memory)                4 s after a run first saw that its connection is gone, where that is
+                                                 direct and the lease was renewed once; else when the lease is over
+    was orphaned: its parent was killed          once it has noticed, within 1 s, and ended by itself
+    is stopped, or its network is cut,           when the lease is over: 60 s after the last renewal
+    outside of a COMMIT
+    the same, in a transaction                   the same; its transaction and the rows that it has locked go with its
+                                                 batch_timeout (on a stopped client), which may be later
+    has locked the lease itself                  when that transaction is over; the `busy` run's record says whose it is
+    (only work by hand does)
+    is known to be wrong                         at once: gaffer release
+
+A wake-up has to come: a tick, the alert sensor's (which looks for dead holders), or `gaffer run`.
 """
 
 from __future__ import annotations
@@ -67,7 +86,7 @@ class Keeper(threading.Thread):
         try:
             while self._wait(min(_LOOK_EVERY, max(0.0, renew_at - time.monotonic()))):
                 stop = self._must_stop()
-                if stop is None and time.monotonic() >= renew_at:
+                if stop is None and (self._is_cut() or time.monotonic() >= renew_at):
                     stop, renew_at = self._renew()
                 if stop is not None:
                     self.stopped = stop
@@ -97,6 +116,14 @@ class Keeper(threading.Thread):
         if not self._worker.is_alive() or (self._parent is not None and os.getppid() != self._parent):
             return Stop.ORPHANED
         return Stop.DEADLINE if time.monotonic() >= self._deadline else None
+
+    def _is_cut(self) -> bool:
+        """The connection that says that this process lives is gone: another one is to say so, at once."""
+        if self._connection is None or not db.is_cut(self._connection):
+            return False
+        self._connection.close()
+        self._connection = None
+        return True
 
     def _renew(self) -> tuple[Stop | None, float]:
         with self._renewing:  # so that hold_still() waits for a renewal that is under way

@@ -398,7 +398,9 @@ def test_busy_comes_soon_is_recorded_once_and_leaves_a_wish(
         assert (record.outcome, record.fence, record.items) == (Outcome.BUSY, None, 0)
         assert protocol.outcomes(url) == ["running", "busy"]
         assert jobs.query(url, "select wanted_at is not null from gaffer.job") == [(True,)]
-        assert "busy: holder=the-holder:1:x" in caplog.text
+        assert ("busy: holder=the-holder:1:x" in caplog.text) is not locked
+        blocked_by = f"backend {blocker.info.backend_pid} (user " if locked else ""
+        assert f"the-holder:1:x; the lease is locked by {blocked_by}" in caplog.text or not locked
         assert "leased" not in caplog.text
         blocker.rollback()
         assert end(connection, held.lease).result == "wanted"
