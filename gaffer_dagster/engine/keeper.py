@@ -11,16 +11,18 @@ does is never committed afterwards:
     the holder                                   its lease is taken by a run that comes
     ──────────────────────────────────────────   ──────────────────────────────────────────────────────────────────
     ended, failed, or was told to stop           at once
-    died (kill -9, out of memory)                4 s after a run first saw that its connection is gone, where that is
-                                                 direct and the lease was renewed once; else when the lease is over
-    was orphaned: its parent was killed          once it has noticed, within 1 s, and ended by itself
-    is stopped, or its network is cut,           when the lease is over: 60 s after the last renewal
-    outside of a COMMIT
-    the same, in a transaction                   the same; its transaction and the rows that it has locked go with its
-                                                 batch_timeout (on a stopped client), which may be later
-    has locked the lease itself                  when that transaction is over; the `busy` run's record says whose it is
-    (only work by hand does)
-    is known to be wrong                         at once: gaffer release
+    lost the process that started it             within a second or so, once it has ended by itself
+    died (kill -9, out of memory)                4 s after a run first saw that the keeper's connection is gone, where
+                                                 that is direct and was made (20 s after the start); else when the
+                                                 lease is over, as of the next line
+    is stopped, or its network drops packets     when the lease is over: 60 s after the last renewal
+    has locked the lease itself (its own SQL)    when that transaction is over: batch_timeout; the record of a run that
+                                                 finds it so says who has locked it
+    is to be replaced, whatever it does          at once: gaffer release
+
+What a holder that is stopped, or cut off, has locked besides is free when its batch_timeout is over. One that is cut
+off hears of nothing: its statement fails after 15 s (sending) to 25 s (waiting), and it gives up trying to connect
+about a minute later.
 
 A wake-up has to come: a tick, the alert sensor's (which looks for dead holders), or `gaffer run`.
 """

@@ -238,6 +238,8 @@ class Run:
             error = _instead(error, DeadlinePassedError(self._too_slow()))
         elif stop is Stop.ORPHANED or not isinstance(error, Exception):
             outcome = Outcome.INTERRUPTED
+            if stop is Stop.ORPHANED and cut:
+                error = GafferError(self._orphaned())
         else:
             outcome = Outcome.FAILED
         self._holding.let_go()
@@ -481,7 +483,7 @@ class Run:
         if stop is Stop.DEADLINE:
             raise DeadlinePassedError(self._too_slow())
         if stop is Stop.ORPHANED:
-            raise GafferError(f"the process that started this run of job {job!r} is gone; nothing more is written")
+            raise GafferError(self._orphaned())
         if time.monotonic() > self._batch_until:
             # Where the server has ended it already, its own word is the one to hear.
             db.probe(self._holding.connection())
@@ -490,6 +492,9 @@ class Run:
                 f"{show_duration(self._limits.batch_timeout)}; let it be smaller (bounds: batch_rows), or give it more "
                 "time"
             )
+
+    def _orphaned(self) -> str:
+        return f"the process that started this run of job {self.spec.name!r} is gone; nothing more is written"
 
     def _too_slow(self) -> str:
         return (

@@ -5,6 +5,9 @@ The first engine reaches the database through a proxy that cuts; the second does
 
 from __future__ import annotations
 
+import os
+import random
+
 import pytest
 
 from tests.support import faults, invariants, jobs
@@ -95,6 +98,34 @@ def test_an_acquire_that_is_cut_is_granted_once(cut: Cut, engines: Engines, url:
 def test_an_end_that_is_cut_is_recorded_once(cut: Cut, engines: Engines, url: str) -> None:
     _prepare(url)
     assert _run_through(engines, url, ("end_run", cut)).fence == 1
+    _all_is_well(engines, url)
+
+
+def test_many_cuts_in_any_order_never_give_a_wrong_verdict(engines: Engines, url: str) -> None:
+    """GAFFER_CUTS and GAFFER_CUTS_SEED: how many, and which; hundreds are a matter of minutes."""
+    size = int(os.environ.get("GAFFER_CUTS", "40"))
+    seed = int(os.environ.get("GAFFER_CUTS_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
+    faults.say(f"GAFFER_CUTS={size} GAFFER_CUTS_SEED={seed}")
+    chance = random.Random(seed)
+    commits: list[Cut] = []
+    cuts: list[tuple[str, Cut]] = []
+    while len(commits) < size:
+        # A batch that is not committed is tried five times.
+        cut = chance.choice(CUTS[2:] if commits[-3:] == [Cut.BEFORE] * 3 else CUTS)
+        commits.append(cut)
+        cuts.append(("commit_batch", cut))
+        if chance.random() < 0.1:
+            cuts.append(("supersede", chance.choice(CUTS)))
+    rows = 10 * (size + 1)
+    jobs.make_source(url, rows)
+    invariants.watch(url)
+    faults.settle(url)
+    with cutting(url, *cuts) as proxy:
+        ending = engines.start(Plan(proxy.url, batches=2 * size)).ends()
+        assert proxy.is_through
+    assert (ending.error, ending.outcome) == (None, "succeeded")
+    assert (ending.items, ending.batches, ending.fence) == (rows, size + 1, size + 1)
+    assert jobs.query(url, "select count(*), count(distinct id) from target") == [(rows, rows)]
     _all_is_well(engines, url)
 
 
