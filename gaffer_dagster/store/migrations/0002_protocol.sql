@@ -5,7 +5,7 @@
 --                    └ busy: wanted_at is set                 look again if wanted_at moved
 --     supersede: after a COMMIT whose answer was lost
 --
--- What people do to a job is in 0003_operation.sql and 0010_release.sql.
+-- What people do to a job is in 0003_operation.sql and 0011_release.sql.
 --
 -- Refusals (SQLSTATE):
 --   GF001  the fence is no longer current

@@ -26,11 +26,9 @@ as $$
          group by virtualtransaction, pid
     )
     select case when p.gid is not null
-                then format('prepared transaction %L (user %s, since %s)', p.gid, p.owner,
-                            to_char(p.prepared at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+                then format('prepared transaction %L (user %s, since %s)', p.gid, p.owner, date_trunc('second', p.prepared))
                 else format('backend %s (user %s, application %s, %s)', s.pid, a.usename, nullif(a.application_name, ''),
-                            coalesce(a.state || ' since '
-                                     || to_char(a.state_change at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'),
+                            coalesce(a.state || ' since ' || date_trunc('second', a.state_change),
                                      'state not visible: grant pg_read_all_stats')) end,
            case when p.gid is not null then format('rollback prepared %L', p.gid)
                 else format('select pg_terminate_backend(%s)', s.pid) end
@@ -68,7 +66,7 @@ begin
             select string_agg(who, ', or '), string_agg(cure, '; or ') into v_who, v_cure
               from gaffer.lease_blockers(p_job, v_slot);
             raise exception 'the lease of job "%" is locked by %, so that nothing was changed; end that transaction and '
-                'try again: %', p_job, coalesce(v_who, 'somebody who is gone by now'), coalesce(v_cure, 'now')
+                'try again: %', p_job, coalesce(v_who, 'somebody who is gone by now'), coalesce(v_cure, 'nothing to be done')
                 using errcode = 'GF008';
         end;
         continue when v_lease.lease_id is null;
