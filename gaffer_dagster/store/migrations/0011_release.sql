@@ -66,7 +66,7 @@ begin
             select string_agg(who, ', or '), string_agg(cure, '; or ') into v_who, v_cure
               from gaffer.lease_blockers(p_job, v_slot);
             raise exception 'the lease of job "%" is locked by %, so that nothing was changed; end that transaction and '
-                'try again: %', p_job, coalesce(v_who, 'somebody who is gone by now'), coalesce(v_cure, 'nothing to be done')
+                'try again%', p_job, coalesce(v_who, 'somebody who is gone by now'), coalesce(': ' || v_cure, '')
                 using errcode = 'GF008';
         end;
         continue when v_lease.lease_id is null;
