@@ -23,7 +23,7 @@ from gaffer_dagster.domain.lease import LARGEST_SKEW, Grant, Lease, clocks_apart
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.keeper import Keeper, Stop
 from gaffer_dagster.engine.log import Log
-from gaffer_dagster.errors import ClockSkewError, DatabaseUnavailableError, UnknownJobError
+from gaffer_dagster.errors import ClockSkewError, DatabaseUnavailableError, LeaseLostError, UnknownJobError
 from gaffer_dagster.store import db, horizon, jobs, leases, migrate
 from gaffer_dagster.store import zones as zone_store
 
@@ -142,6 +142,11 @@ class Holding:
         # The keeper looks only now and then; what the server cuts at its own limit meanwhile is cut at the deadline.
         past = Stop.DEADLINE if self.left <= timedelta() else None
         return self._keeper.stopped or past
+
+    def lost(self) -> LeaseLostError:
+        """What to raise where the keeper has found that the lease is lost."""
+        told = None if self._keeper is None else self._keeper.lost
+        return LeaseLostError(told or f"the lease of job {self._spec.name!r} is lost")
 
     # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -55,7 +55,8 @@ _CANCEL_EVERY = 0.2
 
 
 class Keeper(threading.Thread):
-    """`deadline` is a time of `time.monotonic()`; `parent` is the process whose end ends the run, if any."""
+    """`deadline` is a time of `time.monotonic()`; `parent` is the process whose end ends the run, if any. `lost`:
+    what to say of a lease that is."""
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class Keeper(threading.Thread):
     ) -> None:
         super().__init__(name=f"gaffer-keeper-{lease.job}", daemon=True)
         self.stopped: Stop | None = None
+        self.lost: str | None = None
         self._connect = connect
         self._lease: Lease | None = lease
         self._duration = duration
@@ -137,6 +139,7 @@ class Keeper(threading.Thread):
                 if leases.renew(self._connection, self._lease, self._duration):
                     self._log.debug("renewed", fence=self._lease.fence)
                     return None, time.monotonic() + self._every
+                self.lost = leases.lost(self._connection, self._lease)
                 return Stop.LOST, 0.0
             except Exception as error:  # a lock timeout or a broken connection is no lost lease: the batch decides
                 if not (db.is_database_error(error) or isinstance(error, DatabaseUnavailableError)):

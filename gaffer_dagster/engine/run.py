@@ -232,7 +232,7 @@ class Run:
         cut = db.was_cut(error) or db.lost_connection(error) or isinstance(error, BatchEndedError)
         if isinstance(error, LeaseLostError) or (stop is Stop.LOST and cut):
             outcome = Outcome.LOST_LEASE
-            error = _instead(error, LeaseLostError(f"another run of job {self.spec.name!r} took over"))
+            error = _instead(error, self._holding.lost())
         elif isinstance(error, DeadlinePassedError) or (stop is Stop.DEADLINE and cut):
             outcome = Outcome.TIMED_OUT
             error = _instead(error, DeadlinePassedError(self._too_slow()))
@@ -479,7 +479,7 @@ class Run:
         """Raises where nothing more may be written."""
         stop, job = self._holding.stopped, self.spec.name
         if stop is Stop.LOST:
-            raise LeaseLostError(f"another run of job {job!r} took over; nothing more is written")
+            raise self._holding.lost()
         if stop is Stop.DEADLINE:
             raise DeadlinePassedError(self._too_slow())
         if stop is Stop.ORPHANED:
@@ -599,7 +599,8 @@ class Run:
         self._log_end(record)
         if self.outcome is Outcome.LOST_LEASE and outcome is not Outcome.LOST_LEASE:
             raise LeaseLostError(
-                f"another run of job {self.spec.name!r} took over before this one ended; what it had committed stays"
+                f"the lease of job {self.spec.name!r} was lost before this run ended; what it had committed stays, the "
+                f"next one does what is left. This one was {record.error or 'followed by another'}"
             )
         self._observe(Station.ENDED)
         return True

@@ -96,6 +96,14 @@ def renew(connection: db.Connection, lease: Lease, duration: timedelta) -> bool:
     return bool(row and row[0])
 
 
+def lost(connection: db.Connection, lease: Lease) -> str:
+    """What to say where the lease is lost: who took it, and what becomes of the work."""
+    row = connection.execute(
+        "select gaffer.lost_lease(%s, %s, %s, %s)", [lease.job, lease.slot, lease.fence, lease.lease_id]
+    ).fetchone()
+    return row[0] if row else ""
+
+
 def supersede(connection: db.Connection, lease: Lease, new_lease_id: UUID, duration: timedelta) -> Grant:
     """Exchanges the fence for the next one, waiting for whatever still holds the row."""
     with connection.cursor(row_factory=class_row(Grant)) as cursor, db.refusals():

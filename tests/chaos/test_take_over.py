@@ -19,7 +19,7 @@ from tests.support.processes import WORKING, Engine, Engines, Plan
 from tests.support.proxy import cutting
 
 LEASED, APPLIED = str(Station.LEASED), str(Station.APPLIED)
-LEASE = 3.0
+LEASE = 1.5
 # Whatever this machine is busy with.
 SLACK = 6.0
 
@@ -65,15 +65,15 @@ def test_a_holder_that_is_stopped_is_followed_when_its_lease_is_over(engines: En
 
 def test_what_a_stopped_holder_has_locked_is_free_when_its_batch_timeout_is_over(engines: Engines, url: str) -> None:
     _prepare(url)
-    engine = engines.start(Plan(url, stop_at=WORKING, work="copy and sleep", lease=LEASE, batch_timeout="5s"))
+    engine = engines.start(Plan(url, stop_at=WORKING, work="copy and sleep", lease=LEASE, batch_timeout="3s"))
     engine.reaches(WORKING)
     engine.pause()
     assert not _is_free(url)
     took = _taken_over(engines, url)
     assert took < LEASE + SLACK
     took += faults.wait_until(lambda: _is_free(url), "the rows are free")
-    faults.say(f"stopped in a transaction: its rows are free after {took:.1f} s, with a batch_timeout of 5 s")
-    assert took < 5 + SLACK
+    faults.say(f"stopped in a transaction: its rows are free after {took:.1f} s, with a batch_timeout of 3 s")
+    assert took < 3 + SLACK
     _commits_nothing(engine, url)
 
 
@@ -135,27 +135,26 @@ def test_a_holder_whose_packets_are_dropped_stops_and_is_followed_when_its_lease
     engines: Engines, url: str
 ) -> None:
     """B60. The holder hears of nothing: it stops because its own connection says so, here after three seconds (else
-    after 25), and cannot make another one."""
+    after 25), although its function takes no error for an answer."""
     _prepare(url)
     with network() as net, cutting(url, host=HERE) as proxy:
         impatient = conninfo.make_conninfo(
             proxy.url, connect_timeout=2, keepalives_idle=1, keepalives_interval=1, keepalives_count=2,
             tcp_user_timeout=2000,
         )  # fmt: skip
-        engine = engines.start(Plan(impatient, work="copy and sleep", lease=LEASE, network=net.name, stop_at=WORKING))
-        engine.reaches(WORKING)
-        engine.go()
+        engine = engines.start(Plan(impatient, work="swallow", lease=LEASE, network=net.name, stop_at=WORKING))
         faults.wait_until(lambda: faults.statement_runs(url, "pg_sleep(60)"), "the holder is in a statement")
         net.cut()
+        began = time.monotonic()
         took = _taken_over(engines, url)
         faults.say(f"cut off: followed after {took:.1f} s of a lease of {LEASE} s")
         assert took < LEASE + SLACK
-        began = time.monotonic()
-        ending = engine.ends()
-        faults.say(f"cut off: stopped by itself {took + time.monotonic() - began:.1f} s after the cut")
-        assert ending.error == "DatabaseUnavailableError"
-        assert protocol.outcomes(url)[0] == "abandoned"
-        invariants.check(url, complete=True)
+        engine.reaches(WORKING)
+        noticed = time.monotonic() - began
+        faults.say(f"cut off: stopped by itself {noticed:.1f} s after the cut")
+        assert noticed < 4 + SLACK
+        net.heal()
+        _commits_nothing(engine, url)
 
 
 def test_a_holder_that_is_reached_again_commits_nothing_after_another_took_over(engines: Engines, url: str) -> None:

@@ -103,12 +103,12 @@ def test_an_end_that_is_cut_is_recorded_once(cut: Cut, engines: Engines, url: st
 
 def test_many_cuts_in_any_order_never_give_a_wrong_verdict(engines: Engines, url: str) -> None:
     """GAFFER_CUTS and GAFFER_CUTS_SEED: how many, and which."""
-    size = int(os.environ.get("GAFFER_CUTS", "40"))
+    size = int(os.environ.get("GAFFER_CUTS", "20"))
     seed = int(os.environ.get("GAFFER_CUTS_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
     faults.say(f"GAFFER_CUTS={size} GAFFER_CUTS_SEED={seed}")
     chance = random.Random(seed)
     _prepare(url)
-    for of_run in [min(20, size - done) for done in range(0, size, 20)]:
+    for of_run in [min(10, size - done) for done in range(0, size, 10)]:
         commits: list[Cut] = []
         cuts: list[tuple[str, Cut]] = []
         for _ in range(of_run):  # a batch that is not committed is tried five times

@@ -20,6 +20,7 @@ from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.errors import BatchEndedError, DatabaseUnavailableError
+from gaffer_dagster.store import db
 from tests.support import faults, invariants, jobs, protocol
 from tests.support.pgbouncer import pooled
 from tests.support.processes import Engines, Plan, engines
@@ -28,10 +29,16 @@ from tests.support.proxy import Cut, cutting
 APPLIED = str(Station.APPLIED)
 
 
-@pytest.fixture
-def pool(url: str) -> Iterator[str]:
-    with pooled(url) as through:
+@pytest.fixture(scope="module")
+def pooler(server_url: str) -> Iterator[str]:
+    """One for all the databases of these tests, with three connections to each."""
+    with pooled(server_url) as through:
         yield through
+
+
+@pytest.fixture
+def pool(url: str, pooler: str) -> str:
+    return db.with_database(pooler, str(db.parse_url(url)["dbname"]))
 
 
 @pytest.fixture
@@ -148,7 +155,7 @@ def test_a_batch_that_takes_too_long_is_ended_by_the_server(url: str, pool: str)
 
     def work(batch: Batch) -> None:
         jobs.copy_rows(batch)
-        threading.Event().wait(2)
+        threading.Event().wait(1.2)
         batch.execute("select 1")
 
     with pytest.raises((psycopg.Error, BatchEndedError)):
@@ -220,7 +227,7 @@ def test_a_killed_client_leaves_nothing_behind(url: str, pool: str, started: Eng
     jobs.make_source(url, 20)
     invariants.watch(url)
     faults.settle(url)
-    engine = started.start(Plan(pool, stop_at=APPLIED, lease=4))
+    engine = started.start(Plan(pool, stop_at=APPLIED, lease=2))
     engine.reaches(APPLIED)
     engine.kill()
     assert jobs.query(url, "select holder_pid from gaffer.job_lease") == [(None,)]

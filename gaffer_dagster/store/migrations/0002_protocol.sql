@@ -288,6 +288,18 @@ begin
     return v_owed;
 end $$;
 
+-- What to tell a run whose lease is lost: who took it is in the run's own record.
+create function gaffer.lost_lease(p_job text, p_slot integer, p_fence bigint, p_lease_id uuid) returns text
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select format('fence %s of job "%s" is no longer current, so that nothing more of this run is committed; let it '
+                  'stop, the next one does what is left. %s', p_fence, p_job,
+                  coalesce((select 'This one was ' || error from gaffer.job_runs
+                             where job = p_job and slot = p_slot and lease_id = p_lease_id and outcome = 'abandoned'),
+                           'The lease was taken by another run, or by hand'))
+$$;
+
 -- Takes the lease if it is free. `p_lease_id` is made by the caller, one for each run: the same call again (its
 -- answer was lost) returns the same grant. With `p_wait` 0 a taken lease is `busy` at once and the wish is noted
 -- in `wanted_at`; the caller then asks once more with a wait, since the holder may just be ending.
@@ -514,8 +526,7 @@ begin
     perform 1 from gaffer.job_lease
       where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id for no key update;
     if not found then
-        raise exception 'fence % of job "%" is no longer current: another run took over', p_fence, p_job
-            using errcode = 'GF001';
+        raise exception '%', gaffer.lost_lease(p_job, p_slot, p_fence, p_lease_id) using errcode = 'GF001';
     end if;
     v_now := gaffer.clock();
     update gaffer.job_lease set lease_until = v_now + p_ttl, gone_at = null
@@ -580,8 +591,7 @@ begin
         update gaffer.job_runs set fence = v_lease.fence, lease_id = p_new_lease_id
          where id = p_run_id and lease_id = p_lease_id and outcome = 'running';
     else
-        raise exception 'fence % of job "%" is no longer current: another run took over', p_fence, p_job
-            using errcode = 'GF001';
+        raise exception '%', gaffer.lost_lease(p_job, p_slot, p_fence, p_lease_id) using errcode = 'GF001';
     end if;
     select * into v_run from gaffer.job_runs
      where id = p_run_id and lease_id = p_new_lease_id and outcome = 'running';
@@ -642,7 +652,8 @@ begin
         if v_run.outcome in ('abandoned', 'running') then
             update gaffer.job_runs
                set outcome = 'lost_lease', ended_at = coalesce(ended_at, gaffer.clock()), sqlstate = p_sqlstate,
-                   error = nullif(concat_ws('; ', p_error, error), '')
+                   error = case when strpos(p_error, error) > 0 then p_error
+                                else nullif(concat_ws('; ', p_error, error), '') end
              where id = p_run_id;
         end if;
         v_ending.result := case when v_run.outcome in ('abandoned', 'running', 'lost_lease') then 'lost_lease'

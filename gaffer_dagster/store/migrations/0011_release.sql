@@ -46,45 +46,21 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_slot integer;
     v_lease gaffer.job_lease;
-    v_who text;
-    v_cure text;
 begin
     perform gaffer.raise_durability();
-    perform set_config('lock_timeout', '3s', true);
-    perform 1 from gaffer.job where name = p_job;
-    if not found then
-        raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
-    end if;
-    for v_slot in
-        select slot from gaffer.job_lease where job = p_job and (p_slot is null or slot = p_slot) order by slot
-    loop
-        begin
-            select * into v_lease from gaffer.job_lease where job = p_job and slot = v_slot for no key update;
-        exception when lock_not_available then
-            select string_agg(who, ', or '), string_agg(cure, '; or ') into v_who, v_cure
-              from gaffer.lease_blockers(p_job, v_slot);
-            raise exception 'the lease of job "%" is locked by %, so that nothing was changed; end that transaction and '
-                'try again%', p_job, coalesce(v_who, 'somebody who is gone by now'), coalesce(': ' || v_cure, '')
-                using errcode = 'GF008';
-        end;
-        continue when v_lease.lease_id is null;
+    for v_lease in select * from gaffer.lock_leases(p_job, p_slot) where lease_id is not null loop
         update gaffer.job_lease
            set fence = fence + 1, lease_id = null, lease_until = 'epoch', holder_pid = null, holder_began_at = null,
                gone_at = null
-         where job = p_job and slot = v_slot;
-        if gaffer.abandon(p_job, v_slot, null, v_lease.lease_until,
+         where job = p_job and slot = v_lease.slot;
+        if gaffer.abandon(p_job, v_lease.slot, null, v_lease.lease_until,
                           format('released by %s%s', p_by, ': ' || p_reason)) then
             update gaffer.job set follow_up_at = gaffer.clock() where name = p_job;
         end if;
         insert into gaffer.operator_action (job, action, at, by, reason, details)
         values (p_job, 'release', gaffer.clock(), p_by, p_reason,
-                jsonb_build_object('slot', v_slot, 'fence', v_lease.fence, 'owner', v_lease.owner));
+                jsonb_build_object('slot', v_lease.slot, 'fence', v_lease.fence, 'owner', v_lease.owner));
         return next v_lease;
     end loop;
-    if v_slot is null then
-        raise exception 'job "%" has no slot %; it has those up to %', p_job, p_slot,
-            (select max(slot) from gaffer.job_lease where job = p_job) using errcode = 'GF006';
-    end if;
 end $$;
