@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -20,8 +22,8 @@ from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.errors import BatchEndedError, DatabaseUnavailableError
-from gaffer_dagster.store import db
-from tests.support import faults, invariants, jobs, protocol
+from gaffer_dagster.store import db, migrate
+from tests.support import faults, invariants, jobs, protocol, variants
 from tests.support.pgbouncer import pooled
 from tests.support.processes import Engines, Plan, engines
 from tests.support.proxy import Cut, cutting
@@ -104,25 +106,40 @@ def test_one_job_of_many_processes_has_one_holder_at_a_time(url: str, pool: str)
     invariants.check(url, complete=True)
 
 
+ADVISORY = JobSpec(
+    "copy_rows", NewRows("source", "id"), Schedule("0 * * * *"), Bounds(batch_rows=5, timeout="5m"),
+    exclusion="advisory",
+)  # fmt: skip
+LOCKS = """
+    select count(*) from pg_locks
+     where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())
+"""
+
+
 def test_an_advisory_lock_is_free_after_each_batch(url: str, pool: str) -> None:
     """B57: it belongs to the transaction, on whichever server connection."""
-    jobs.make_source(url, 20)
+    jobs.make_source(url, 10)
     faults.settle(url)
-    locks = "select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database"
-    locks += " where datname = current_database())"
     seen: list[int] = []
 
     def work(batch: Batch) -> None:
-        seen.append(jobs.query(url, locks)[0][0])
+        seen.append(jobs.query(url, LOCKS)[0][0])
         jobs.copy_rows(batch)
 
-    spec = JobSpec(
-        "copy_rows", NewRows("source", "id"), Schedule("0 * * * *"), Bounds(batch_rows=10, timeout="5m"),
-        exclusion="advisory",
-    )  # fmt: skip
-    assert jobs.run(spec, pool, work).items == 20
+    assert jobs.run(ADVISORY, pool, work).items == 10
     assert seen == [1, 1]
-    assert jobs.query(url, locks) == [(0,)]
+    assert jobs.query(url, LOCKS) == [(0,)]
+
+
+def test_a_sessions_advisory_lock_would_be_left_behind(url: str, pool: str) -> None:
+    """B57, broken: nobody holds it any more, and it is held; who comes upon that connection has it at once."""
+    variants.replace(url, "lock_batch", {"pg_try_advisory_xact_lock(c_key)": "pg_try_advisory_lock(c_key)"})
+    with pytest.raises(AssertionError):
+        test_an_advisory_lock_is_free_after_each_batch(url, pool)
+    assert jobs.query(url, LOCKS) != [(0,)]
+    lock = "select pg_try_advisory_lock(4711)"
+    with jobs.connect(pool) as one, jobs.connect(pool) as other:
+        assert one.execute(lock).fetchone() == other.execute(lock).fetchone() == (True,)
 
 
 # ── the keeper, and limits ───────────────────────────────────────────────────────────────────────────────────────────
@@ -148,31 +165,52 @@ def test_the_lease_is_kept_and_no_backend_recorded_as_the_holders(url: str, pool
     assert {pid for _, pid in seen} == {None}
 
 
-def test_a_batch_that_takes_too_long_is_ended_by_the_server(url: str, pool: str) -> None:
-    """B63."""
+@pytest.mark.parametrize("limited", [True, False])
+def test_a_batch_that_takes_too_long_is_ended_by_the_server(url: str, pool: str, limited: bool) -> None:
+    """B63. Without the limits that begin_batch sets, what it has locked would stay so."""
+    if not limited:
+        variants.replace(
+            url,
+            "begin_batch",
+            {
+                "set_config('idle_in_transaction_session_timeout', v_ms, true)": "v_ms",
+                "perform set_config('transaction_timeout', v_ms, true)": "perform v_ms",
+            },
+        )
     jobs.make_source(url, 5)
     faults.settle(url)
+    idle: list[bool] = []
 
     def work(batch: Batch) -> None:
         jobs.copy_rows(batch)
-        threading.Event().wait(1.2)
+        threading.Event().wait(1)
+        state = (
+            "select count(*) > 0 from pg_stat_activity where datname = current_database() and state like 'idle in%%'"
+        )
+        idle.append(jobs.query(url, state)[0][0])
         batch.execute("select 1")
 
     with pytest.raises((psycopg.Error, BatchEndedError)):
-        jobs.run(jobs.spec(batch_timeout="1s"), pool, work)
+        jobs.run(jobs.spec(batch_timeout="500ms"), pool, work)
+    assert idle == [not limited]
     assert protocol.outcomes(url) == ["failed"]
     assert jobs.query(url, "select count(*) from target") == [(0,)]
     assert jobs.run(jobs.spec(), pool).items == 5
 
 
-def test_a_batch_whose_backend_is_ended_commits_nothing(url: str, pool: str) -> None:
-    """B58, B59: nobody believes to hold what is gone; the writes were on the same connection."""
+@pytest.mark.parametrize("own", [False, True])
+def test_a_batch_whose_backend_is_ended_commits_nothing(url: str, pool: str, own: bool) -> None:
+    """B58, B59: nobody believes to hold what is gone; the writes were on the same connection. `own`: a function that
+    brings one of its own, which is outside of what is promised."""
     jobs.make_source(url, 5)
     faults.settle(url)
     tries: list[int] = []
 
     def work(batch: Batch) -> None:
-        jobs.copy_rows(batch)
+        if own:
+            jobs.execute(url, "insert into target select id, %s, %s from source", batch.fence, batch.number)
+        else:
+            jobs.copy_rows(batch)
         tries.append(batch.number)
         if len(tries) == 1:
             pid = batch.execute("select pg_backend_pid()").fetchone()
@@ -181,15 +219,27 @@ def test_a_batch_whose_backend_is_ended_commits_nothing(url: str, pool: str) -> 
 
     assert jobs.run(jobs.spec(), pool, work).items == 5
     assert len(tries) == 2
-    assert jobs.query(url, "select count(*) from target") == [(5,)]
+    assert jobs.query(url, "select count(*) from target") == [(10 if own else 5,)]
 
 
 def test_server_connections_that_are_retired_all_the_time_do_no_harm(url: str) -> None:
-    """B58."""
+    """B58. A lock lasts as long as its batch, and the batch as long as its connection."""
     jobs.make_source(url, 40)
     faults.settle(url)
+    seen: list[tuple[Any, ...]] = []
+
+    def work(batch: Batch) -> None:
+        pid = "select pg_backend_pid()"
+        before = batch.execute(pid).fetchone()
+        assert jobs.query(url, LOCKS) == [(1,)]
+        jobs.copy_rows(batch)
+        assert batch.execute(pid).fetchone() == before
+        seen.append(before or ())
+
     with pooled(url, size=2, server_lifetime=0) as pool:
-        assert jobs.run(jobs.spec(batch_rows=5), pool).items == 40
+        assert jobs.run(ADVISORY, pool, work).items == 40
+        assert jobs.query(url, LOCKS) == [(0,)]
+    assert len(set(seen)) == len(seen) == 8
     assert jobs.query(url, "select count(*), count(distinct id) from target") == [(40, 40)]
 
 
@@ -294,3 +344,32 @@ def test_nothing_is_left_for_the_next_client(url: str) -> None:
         with jobs.connect(pool) as careless:  # and that would be seen
             careless.execute("set statement_timeout = '1234s'")
         assert _what_is_left(pool) != before
+
+
+def test_a_setting_of_the_session_would_be_left(url: str) -> None:
+    """B65, broken."""
+    setting = "set_config('statement_timeout', v_ms, {})"
+    variants.replace(url, "begin_batch", {setting.format("true"): setting.format("false")})
+    with pytest.raises(AssertionError):
+        test_nothing_is_left_for_the_next_client(url)
+
+
+# ── how locks are asked for ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_lock_function_stands_in_a_query_of_rows(url: str) -> None:
+    """B61: there it locks for rows that are not returned, as many as the plan has it look at."""
+    with jobs.connect(url) as connection:
+        connection.execute("create temp table job as select n as id from generate_series(1, 50) n")
+        connection.execute("select id from job where pg_try_advisory_lock(id) order by id desc limit 1")
+        assert connection.execute(LOCKS).fetchone() == (50,)
+    store = Path(migrate.__file__).parent
+    calls = [
+        line.strip()
+        for file in sorted([*store.rglob("*.sql"), *store.rglob("*.py")])
+        for line in file.read_text().splitlines()
+        if re.search(r"pg_(try_)?advisory_", line) and not line.strip().startswith(("--", "#"))
+    ]
+    alone = re.compile(r"(if (not )?|.*\"select (pg_catalog\.)?)pg_(try_)?advisory_xact_lock\(.*\)( then|\", \[.*)")
+    assert calls
+    assert [line for line in calls if not alone.fullmatch(line)] == []

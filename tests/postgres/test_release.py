@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from gaffer_dagster import local
 from gaffer_dagster.cli import main
 from gaffer_dagster.domain.run import Outcome
+from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.errors import JobHeldError, LeaseLostError, UnknownJobError
 from gaffer_dagster.store import db, horizon, leases, operations
 from gaffer_dagster.store.operations import Operator
@@ -91,6 +92,44 @@ def test_only_the_named_slot_is_released(url: str, job: Any) -> None:
     assert release(url) == [(2, 7, "slot 2")]
     with pytest.raises(UnknownJobError, match="no slot 3; it has those up to 2"):
         release(url, 3)
+
+
+def test_a_run_that_lost_its_lease_to_a_release_says_who_did_it(url: str) -> None:
+    jobs.make_source(url, 5)
+
+    def hangs(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        release(url)
+        batch.execute("select pg_sleep(60)")
+
+    told = (
+        'fence 1 of job "copy_rows" is no longer current, so that nothing more of this run is committed; let it stop, '
+        "the next one does what is left. This one was released by may: it hangs"
+    )
+    with pytest.raises(LeaseLostError) as raised:
+        jobs.run(jobs.spec(), url, hangs, lease=timedelta(seconds=1))
+    assert str(raised.value) == told
+    assert jobs.query(url, "select outcome, error from gaffer.job_runs") == [("lost_lease", f"LeaseLostError: {told}")]
+    assert jobs.query(url, "select count(*) from target") == [(0,)]
+
+
+def test_what_is_said_of_a_lost_lease_is_who_took_it(url: str, job: Any) -> None:
+    """To a batch, a renewal and an end alike."""
+    with session(url) as holder:
+        held = acquire(holder, job).lease
+        assert leases.lost(holder, held).endswith("The lease was taken by another run, or by hand")
+        protocol.expire(url)
+        acquire(holder, job)
+        assert leases.lost(holder, held).endswith("This one was found dead by the run of fence 2")
+        with pytest.raises(LeaseLostError, match=r"found dead by the run of fence 2$"):
+            commit(holder, held, begin(holder), since=None, until={"n": "1"})
+
+
+def test_whoever_is_in_the_way_of_a_rename_is_named_too(url: str, job: Any) -> None:
+    with psycopg.connect(url) as blocker, session(url) as connection:
+        lock(blocker)
+        with pytest.raises(JobHeldError, match=rf"is locked by backend {blocker.info.backend_pid} .*terminate"):
+            operations.rename(connection, "copy_rows", "other", MAY)
 
 
 # ── who is in the way ────────────────────────────────────────────────────────────────────────────────────────────────

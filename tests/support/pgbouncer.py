@@ -24,13 +24,13 @@ _NOBODY = 65534
 
 @contextmanager
 def pooled(url: str, *, size: int = 3, **settings: object) -> Generator[str]:
-    """The URL of `url`'s database through a pooler that has `size` connections to the server at most."""
+    """The URL of `url`'s database through a pooler that has `size` connections to each database at most."""
     binary = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if binary is None:
         pytest.skip("pgbouncer is not installed (Debian: apt-get install pgbouncer)")
     parts = parse_url(url)
     given = {name: parts[name] for name in ("host", "port", "user", "password", "dbname") if name in parts}
-    server = " ".join(f"{name}={value}" for name, value in given.items())
+    server = " ".join(f"{name}={value}" for name, value in given.items() if name != "dbname")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
