@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 import psycopg
 from psycopg import conninfo
 
 from gaffer_dagster.engine.steps import Station
+from gaffer_dagster.store import db
 from tests.support import faults, invariants, jobs, protocol
 from tests.support.network import HERE, network
 from tests.support.processes import WORKING, Engine, Engines, Plan
@@ -129,6 +132,26 @@ def test_a_holder_whose_parent_is_killed_ends_by_itself(engines: Engines, url: s
 
 
 # ── networks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _patience(connection: psycopg.Connection[Any]) -> tuple[bool, int, int]:
+    """Whether it is asked if its peer is there; after how many seconds of silence it gives up, and of no receipt."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as of:
+        alive = of.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        idle, every, count, unheard = (of.getsockopt(socket.IPPROTO_TCP, option) for option in options)
+    return bool(alive), idle + every * count, unheard // 1000
+
+
+def test_a_connection_whose_peer_has_vanished_is_given_up(url: str) -> None:
+    """B60: after 25 s where it waits, and 15 s where it sends; one that is not told so waits for two hours."""
+    with cutting(url) as proxy:
+        with db.connect(proxy.url, application_name="test") as ours:
+            assert _patience(ours) == (True, 25, 15)
+        with psycopg.connect(proxy.url) as careless:
+            alive, waiting, sending = _patience(careless)
+    assert not alive or waiting > 7200
+    assert sending == 0
 
 
 def test_a_holder_whose_packets_are_dropped_stops_and_is_followed_when_its_lease_is_over(
