@@ -44,7 +44,7 @@ class MigrationEditedError(GafferError):
 
 
 class LeaseLostError(GafferError):
-    """Another run took over: the fence is no longer current. Nothing of this batch was committed."""
+    """Another run took over, or an operator released the lease. Nothing of this batch was committed."""
 
 
 class DeadlinePassedError(GafferError):

@@ -1,4 +1,7 @@
-"""`gaffer pause`, `resume`, `rename`, `retire`, `register`: what people do to jobs. Who, when and why is kept."""
+"""`gaffer pause`, `resume`, `rename`, `release`, `retire`, `register`: what people do to jobs.
+
+Who, when and why is kept.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from gaffer_dagster.domain.duration import as_duration
 from gaffer_dagster.domain.moment import as_moment
 from gaffer_dagster.engine.registry import register_all
 from gaffer_dagster.errors import BadInputError, BadSpecError
-from gaffer_dagster.store import db, jobs, migrate, operations
+from gaffer_dagster.store import db, jobs, leases, migrate, operations
 from gaffer_dagster.store.operations import Operator
 
 _LAST_YEAR = 9000  # as of every time that people give
@@ -112,6 +115,35 @@ def rename(old: str, new: str, yes: bool, by: str | None, reason: str | None) ->
             click.confirm(f"Rename job {old} to {new}?", abort=True)
         operations.rename(connection, old, new, operator)
     click.echo(f"{old} is called {new} from now on")
+
+
+@click.command()
+@click.argument("job")
+@click.option("--slot", type=click.IntRange(min=0), help="Only this one, of a job that has several.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@whose
+def release(job: str, slot: int | None, yes: bool, by: str | None, reason: str | None) -> None:
+    """Take the lease of JOB away from the run that holds it, so that nothing more of that run is committed.
+
+    For a run that neither ends nor lets go; one that is merely dead is found by the next. Another run is asked for.
+    """
+    operator = operator_of(by, reason)
+    with db.connect(database.from_environment(), application_name="gaffer:release") as connection:
+        migrate.verify(connection)
+        seen_at = jobs.get(connection, job).seen_at
+        holders = leases.held(connection, job, slot)
+        if holders and not yes:
+            owners = ", ".join(each.owner for each in holders)
+            click.confirm(f"Take the lease of {job} away from {owners}?", abort=True)
+        released = operations.release(connection, job, slot, operator)
+    for each in released:
+        until = f"held until {show_time(each.lease_until)}" if each.lease_until > seen_at else "its lease was over"
+        click.echo(
+            f"{job}: the lease of slot {each.slot} was taken from {each.owner} (fence {each.fence}, {until}); "
+            "nothing more of that run is committed, and another one is asked for"
+        )
+    if not released:
+        click.echo(f"{job}: nobody holds the lease; nothing was changed")
 
 
 @click.command()

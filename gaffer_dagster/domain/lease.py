@@ -32,7 +32,8 @@ def clocks_apart(database: datetime, worker: datetime) -> str | None:
 
 @dataclass(frozen=True)
 class Grant:
-    """What acquire and supersede answer."""
+    """What acquire and supersede answer. `free_at`: where nothing is left of the holder's connection, when its lease
+    may be taken unless it comes back."""
 
     outcome: str
     run_id: int | None
@@ -47,6 +48,17 @@ class Grant:
     covered_until: datetime | None
     wanted_at: datetime | None
     holder: str | None
+    free_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Held:
+    """A lease that somebody holds, or held when he was last heard of."""
+
+    slot: int
+    fence: int
+    owner: str
+    lease_until: datetime
 
 
 @dataclass(frozen=True)

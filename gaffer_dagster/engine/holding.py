@@ -23,7 +23,7 @@ from gaffer_dagster.domain.lease import LARGEST_SKEW, Grant, Lease, clocks_apart
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.keeper import Keeper, Stop
 from gaffer_dagster.engine.log import Log
-from gaffer_dagster.errors import ClockSkewError, DatabaseUnavailableError, UnknownJobError
+from gaffer_dagster.errors import ClockSkewError, DatabaseUnavailableError, LeaseLostError, UnknownJobError
 from gaffer_dagster.store import db, horizon, jobs, leases, migrate
 from gaffer_dagster.store import zones as zone_store
 
@@ -143,6 +143,11 @@ class Holding:
         past = Stop.DEADLINE if self.left <= timedelta() else None
         return self._keeper.stopped or past
 
+    def lost(self) -> LeaseLostError:
+        """What to raise where the keeper has found that the lease is lost."""
+        told = None if self._keeper is None else self._keeper.lost
+        return LeaseLostError(told or f"the lease of job {self._spec.name!r} is lost")
+
     # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def acquire(self, ask_for: Wish, worker_clock: Callable[[], datetime]) -> Grant:
@@ -193,15 +198,19 @@ class Holding:
                 tick, next_tick = schedule.latest(now), schedule.next(now)
             if refusal is None:  # a job that is new would be dated by the wrong clock, and wait for that time
                 self._register(ask_for.registration, now)
-            if spec.slots > 1:
-                for each in leases.slots(self.connection(), spec.name, lease_id):
-                    slot = each  # which `ask` asks for
-                    grant = ask(timedelta())
-                    if grant.outcome != "busy":
-                        return grant
-                return ask()
-            grant = ask(timedelta())
-            return ask() if grant.outcome == "busy" else grant
+            gone: tuple[int, timedelta] | None = None
+            for each in leases.slots(self.connection(), spec.name, lease_id) if spec.slots > 1 else [0]:
+                slot = each  # which `ask` asks for
+                grant = ask(timedelta())
+                if grant.outcome != "busy":
+                    return grant
+                if grant.free_at is not None:
+                    gone = slot, grant.free_at - grant.granted_at
+            if gone is not None:
+                slot, left = gone
+                self._log.info("waits", why="nothing is left of the holder's connection; it may come back")
+                time.sleep(max(0.0, left.total_seconds()))
+            return ask()
 
         try:
             return self._repeat(whole, 3, db.worth_repeating)

@@ -4,6 +4,27 @@ A thread with a connection of its own. It renews at a third of the lease; when t
 or the process that started the run is no longer there, it says so in `stopped` and cancels whatever the run's own
 connection is doing, again and again until the run has noticed. It never decides that a batch may commit: only the
 database does.
+
+When the next run may take the lease (of 60 s, renewed every 20 s) from a holder that says no more; what that one still
+does is never committed afterwards:
+
+    the holder                                   its lease is taken by a run that comes
+    ──────────────────────────────────────────   ──────────────────────────────────────────────────────────────────
+    ended, failed, or was told to stop           at once
+    lost the process that started it             within a second or so, once it has ended by itself
+    died (kill -9, out of memory)                4 s after a run first saw that the keeper's connection is gone, where
+                                                 that is direct and was made (20 s after the start); else when the
+                                                 lease is over, as of the next line
+    is stopped, or its network drops packets     when the lease is over: 60 s after the last renewal
+    has locked the lease itself (its own SQL)    when that transaction is over: batch_timeout; the record of a run that
+                                                 finds it so says who has locked it
+    is to be replaced, whatever it does          at once: gaffer release
+
+What a holder that is stopped, or cut off, has locked besides is free when its batch_timeout is over. One that is cut
+off hears of nothing: its statement fails after 15 s (sending) to 25 s (waiting), and it gives up trying to connect
+about a minute later.
+
+A wake-up has to come: a tick, the alert sensor's (which looks for dead holders), or `gaffer run`.
 """
 
 from __future__ import annotations
@@ -34,7 +55,8 @@ _CANCEL_EVERY = 0.2
 
 
 class Keeper(threading.Thread):
-    """`deadline` is a time of `time.monotonic()`; `parent` is the process whose end ends the run, if any."""
+    """`deadline` is a time of `time.monotonic()`; `parent` is the process whose end ends the run, if any. `lost`:
+    what to say of a lease that is."""
 
     def __init__(
         self,
@@ -49,6 +71,7 @@ class Keeper(threading.Thread):
     ) -> None:
         super().__init__(name=f"gaffer-keeper-{lease.job}", daemon=True)
         self.stopped: Stop | None = None
+        self.lost: str | None = None
         self._connect = connect
         self._lease: Lease | None = lease
         self._duration = duration
@@ -67,7 +90,7 @@ class Keeper(threading.Thread):
         try:
             while self._wait(min(_LOOK_EVERY, max(0.0, renew_at - time.monotonic()))):
                 stop = self._must_stop()
-                if stop is None and time.monotonic() >= renew_at:
+                if stop is None and (self._is_cut() or time.monotonic() >= renew_at):
                     stop, renew_at = self._renew()
                 if stop is not None:
                     self.stopped = stop
@@ -98,6 +121,14 @@ class Keeper(threading.Thread):
             return Stop.ORPHANED
         return Stop.DEADLINE if time.monotonic() >= self._deadline else None
 
+    def _is_cut(self) -> bool:
+        """The connection that says that this process lives is gone: another one is to say so, at once."""
+        if self._connection is None or not db.is_cut(self._connection):
+            return False
+        self._connection.close()
+        self._connection = None
+        return True
+
     def _renew(self) -> tuple[Stop | None, float]:
         with self._renewing:  # so that hold_still() waits for a renewal that is under way
             if self._lease is None:
@@ -108,6 +139,7 @@ class Keeper(threading.Thread):
                 if leases.renew(self._connection, self._lease, self._duration):
                     self._log.debug("renewed", fence=self._lease.fence)
                     return None, time.monotonic() + self._every
+                self.lost = leases.lost(self._connection, self._lease)
                 return Stop.LOST, 0.0
             except Exception as error:  # a lock timeout or a broken connection is no lost lease: the batch decides
                 if not (db.is_database_error(error) or isinstance(error, DatabaseUnavailableError)):

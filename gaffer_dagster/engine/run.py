@@ -232,12 +232,14 @@ class Run:
         cut = db.was_cut(error) or db.lost_connection(error) or isinstance(error, BatchEndedError)
         if isinstance(error, LeaseLostError) or (stop is Stop.LOST and cut):
             outcome = Outcome.LOST_LEASE
-            error = _instead(error, LeaseLostError(f"another run of job {self.spec.name!r} took over"))
+            error = _instead(error, self._holding.lost())
         elif isinstance(error, DeadlinePassedError) or (stop is Stop.DEADLINE and cut):
             outcome = Outcome.TIMED_OUT
             error = _instead(error, DeadlinePassedError(self._too_slow()))
         elif stop is Stop.ORPHANED or not isinstance(error, Exception):
             outcome = Outcome.INTERRUPTED
+            if stop is Stop.ORPHANED and cut:
+                error = GafferError(self._orphaned())
         else:
             outcome = Outcome.FAILED
         self._holding.let_go()
@@ -477,11 +479,11 @@ class Run:
         """Raises where nothing more may be written."""
         stop, job = self._holding.stopped, self.spec.name
         if stop is Stop.LOST:
-            raise LeaseLostError(f"another run of job {job!r} took over; nothing more is written")
+            raise self._holding.lost()
         if stop is Stop.DEADLINE:
             raise DeadlinePassedError(self._too_slow())
         if stop is Stop.ORPHANED:
-            raise GafferError(f"the process that started this run of job {job!r} is gone; nothing more is written")
+            raise GafferError(self._orphaned())
         if time.monotonic() > self._batch_until:
             # Where the server has ended it already, its own word is the one to hear.
             db.probe(self._holding.connection())
@@ -490,6 +492,9 @@ class Run:
                 f"{show_duration(self._limits.batch_timeout)}; let it be smaller (bounds: batch_rows), or give it more "
                 "time"
             )
+
+    def _orphaned(self) -> str:
+        return f"the process that started this run of job {self.spec.name!r} is gone; nothing more is written"
 
     def _too_slow(self) -> str:
         return (
@@ -594,7 +599,8 @@ class Run:
         self._log_end(record)
         if self.outcome is Outcome.LOST_LEASE and outcome is not Outcome.LOST_LEASE:
             raise LeaseLostError(
-                f"another run of job {self.spec.name!r} took over before this one ended; what it had committed stays"
+                f"the lease of job {self.spec.name!r} was lost before this run ended; what it had committed stays, the "
+                f"next one does what is left. This one was {record.error or 'followed by another'}"
             )
         self._observe(Station.ENDED)
         return True

@@ -8,6 +8,7 @@ sets nothing for the session, so that PgBouncer in transaction mode works by con
 from __future__ import annotations
 
 import re
+import select
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -171,6 +172,18 @@ def in_transaction(connection: Connection) -> bool:
 def was_closed(connection: Connection) -> bool:
     """By this process, and not by the server or the network."""
     return connection.closed and not connection.broken
+
+
+def is_cut(connection: Connection) -> bool:
+    """The server, or the network, has ended this idle connection, as far as this machine has heard."""
+    waiting = select.poll()
+    waiting.register(connection.pgconn.socket, select.POLLIN)
+    try:
+        while waiting.poll(0):
+            connection.pgconn.consume_input()
+    except psycopg.OperationalError:
+        return True
+    return False
 
 
 def cancel_running(connection: Connection) -> None:

@@ -76,7 +76,7 @@ def wanted(connection: db.Connection, names: list[str]) -> list[Wanted]:
     with connection.cursor(row_factory=class_row(Wanted)) as cursor:
         return cursor.execute(
             """
-            select job, why, since, now, pg_catalog.format('%%s:%%s:%%s', job, fence, since) as key
+            select job, why, least(since, now) as since, now, pg_catalog.format('%%s:%%s:%%s', job, fence, since) as key
               from (select j.name as job, l.fence, gaffer.clock() as now,
                            coalesce(l.dead_since, j.follow_up_at) as since,
                            case when l.dead_since is not null then 'the run before is dead'
@@ -85,13 +85,15 @@ def wanted(connection: db.Connection, names: list[str]) -> list[Wanted]:
                       from gaffer.job j
                       join lateral (
                           select sum(fence) as fence,
-                                 min(lease_until) filter (where lease_id is not null and lease_until <= gaffer.clock())
-                                     as dead_since,
-                                 bool_and(lease_id is not null and lease_until > gaffer.clock()) as is_held
-                            from gaffer.job_lease where job = j.name and slot < j.slots) l on true
+                                 min(lease_until) filter (where is_dead) as dead_since,
+                                 bool_and(lease_id is not null and not is_dead) as is_held
+                            from (select *, lease_id is not null
+                                            and (lease_until <= gaffer.clock()
+                                                 or gaffer.is_gone(holder_pid, holder_began_at)) as is_dead
+                                    from gaffer.job_lease where job = j.name and slot < j.slots) as each_slot) l on true
                      where j.name = any(%s)
                        and (j.paused_at is null or j.paused_until <= gaffer.clock())) as each_job
-             where since <= now and not is_held
+             where (since <= now or why = 'the run before is dead') and not is_held
              order by since, job
             """,
             [names],

@@ -13,7 +13,7 @@ from psycopg.rows import class_row
 from psycopg.types.range import TimestamptzRange
 
 from gaffer_dagster.domain.due import Window
-from gaffer_dagster.domain.lease import Grant, Lease
+from gaffer_dagster.domain.lease import Grant, Held, Lease
 from gaffer_dagster.store import db
 
 # Bounds the wait for a row that a stopped client may hold; the server's own timeouts free it later.
@@ -73,13 +73,35 @@ def slots(connection: db.Connection, job: str, lease_id: UUID) -> list[int]:
     return [slot for (slot,) in found]
 
 
+def held(connection: db.Connection, job: str, slot: int | None) -> list[Held]:
+    """Who holds the job's lease, in this slot or in any."""
+    with connection.cursor(row_factory=class_row(Held)) as cursor:
+        return cursor.execute(
+            """
+            select slot, fence, owner, lease_until from gaffer.job_lease
+             where job = %(job)s and lease_id is not null and (%(slot)s::integer is null or slot = %(slot)s)
+             order by slot
+            """,
+            {"job": job, "slot": slot},
+        ).fetchall()
+
+
 def renew(connection: db.Connection, lease: Lease, duration: timedelta) -> bool:
-    """False: another run took over, nothing of this one can be committed any more."""
+    """False: another run took over, nothing of this one can be committed any more. While this connection is there,
+    nobody takes the holder for dead before its lease is over; once it is gone, somebody may soon."""
     row = connection.execute(
-        "select gaffer.renew(%s, %s, %s, %s, %s)",
-        [lease.job, lease.slot, lease.fence, lease.lease_id, duration],
+        "select gaffer.renew(%s, %s, %s, %s, %s, %s)",
+        [lease.job, lease.slot, lease.fence, lease.lease_id, duration, connection.info.backend_pid],
     ).fetchone()
     return bool(row and row[0])
+
+
+def lost(connection: db.Connection, lease: Lease) -> str:
+    """What to say where the lease is lost: who took it, and what becomes of the work."""
+    row = connection.execute(
+        "select gaffer.lost_lease(%s, %s, %s, %s)", [lease.job, lease.slot, lease.fence, lease.lease_id]
+    ).fetchone()
+    return row[0] if row else ""
 
 
 def supersede(connection: db.Connection, lease: Lease, new_lease_id: UUID, duration: timedelta) -> Grant:

@@ -7,8 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from psycopg import errors as pg
+from psycopg.rows import class_row
 from typing_extensions import LiteralString
 
+from gaffer_dagster.domain.lease import Held
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db
 
@@ -51,6 +53,16 @@ def rename(connection: db.Connection, old: str, new: str, operator: Operator) ->
         raise BadInputError(
             f"job name {new!r}: use a-z, 0-9 and _ . / -, beginning with a letter or digit; at most 128"
         ) from None
+
+
+def release(connection: db.Connection, job: str, slot: int | None, operator: Operator) -> list[Held]:
+    """Takes the lease away from whoever holds it, in this slot or in all; who that was. Raises `JobHeldError` where
+    somebody has locked it, and says who."""
+    with connection.cursor(row_factory=class_row(Held)) as cursor, db.refusals():
+        return cursor.execute(
+            "select slot, fence, owner, lease_until from gaffer.release(%s, %s, %s, %s)",
+            [job, slot, operator.by, operator.reason],
+        ).fetchall()
 
 
 def ack(connection: db.Connection, alert: int, operator: Operator) -> bool:

@@ -5,6 +5,9 @@ The first engine reaches the database through a proxy that cuts; the second does
 
 from __future__ import annotations
 
+import os
+import random
+
 import pytest
 
 from tests.support import faults, invariants, jobs
@@ -95,6 +98,34 @@ def test_an_acquire_that_is_cut_is_granted_once(cut: Cut, engines: Engines, url:
 def test_an_end_that_is_cut_is_recorded_once(cut: Cut, engines: Engines, url: str) -> None:
     _prepare(url)
     assert _run_through(engines, url, ("end_run", cut)).fence == 1
+    _all_is_well(engines, url)
+
+
+def test_many_cuts_in_any_order_never_give_a_wrong_verdict(engines: Engines, url: str) -> None:
+    """GAFFER_CUTS and GAFFER_CUTS_SEED: how many, and which."""
+    size = int(os.environ.get("GAFFER_CUTS", "20"))
+    seed = int(os.environ.get("GAFFER_CUTS_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
+    faults.say(f"GAFFER_CUTS={size} GAFFER_CUTS_SEED={seed}")
+    chance = random.Random(seed)
+    _prepare(url)
+    for of_run in [min(10, size - done) for done in range(0, size, 10)]:
+        commits: list[Cut] = []
+        cuts: list[tuple[str, Cut]] = []
+        for _ in range(of_run):  # a batch that is not committed is tried five times
+            commits.append(chance.choice([Cut.AFTER] if commits[-3:] == [Cut.BEFORE] * 3 else CUTS))
+            cuts.append(("commit_batch", commits[-1]))
+            if chance.random() < 0.1:
+                cuts.append(("supersede", chance.choice(CUTS)))
+        rows = 10 * (of_run + 1)
+        jobs.add_rows(url, rows)
+        faults.settle(url)
+        before = jobs.query(url, "select coalesce(sum(items), 0)::int, coalesce(max(fence), 0) from gaffer.job_runs")[0]
+        with cutting(url, *cuts) as proxy:
+            ending = engines.start(Plan(proxy.url)).ends()
+            assert proxy.is_through
+        assert (ending.error, ending.outcome) == (None, "succeeded")
+        assert ending.items == rows + (0 if before[0] else 30)
+        assert ending.fence == before[1] + 1 + of_run  # it superseded itself after each
     _all_is_well(engines, url)
 
 

@@ -76,7 +76,7 @@ def test_a_stale_holder_may_only_refine_abandoned_to_lost_lease(url: str, connec
         assert answer.result == "lost_lease"
     assert jobs.query(
         url, "select outcome, error, ticks_covered, backlog, items from gaffer.job_runs where id = %s", held.run_id
-    ) == [("lost_lease", "stalled", None, None, 0)]
+    ) == [("lost_lease", "stalled; found dead by the run of fence 2", None, None, 0)]
     assert jobs.query(url, "select ended_at from gaffer.job_runs where id = %s", held.run_id) == ended_at
     assert (protocol.lease_row(url), jobs.query(url, "select * from gaffer.job")) == (lease, job)
 

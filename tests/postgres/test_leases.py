@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from gaffer_dagster.domain.lease import Grant
+from gaffer_dagster.domain.lease import Grant, Lease
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.steps import Station
@@ -306,6 +306,29 @@ def test_the_database_refuses_a_fence_that_does_not_grow(url: str, job: Any) -> 
     assert protocol.lease_row(url, "renamed")[:2] == (2, None)
 
 
+def _updates(url: str, lease: Lease) -> tuple[int, int]:
+    """How many of twenty renewals were written, and how many of these in place (HOT)."""
+    seen = "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relid = 'gaffer.job_lease'::regclass"
+    with jobs.connect(url) as connection:
+        connection.execute("vacuum full gaffer.job_lease")
+    with session(url) as connection:
+        [before] = jobs.query(url, seen)
+        for _ in range(20):
+            assert leases.renew(connection, lease, timedelta(minutes=1))
+        connection.execute("select pg_stat_force_next_flush()")
+        until(lambda: jobs.query(url, seen)[0][0] >= before[0] + 20)
+        [after] = jobs.query(url, seen)
+    return after[0] - before[0], after[1] - before[1]
+
+
+def test_a_renewal_is_written_in_place(url: str, job: Any) -> None:
+    with session(url) as connection:
+        held = acquire(connection, job).lease
+    assert _updates(url, held) == (20, 20)
+    jobs.execute(url, "create index on gaffer.job_lease (lease_until)")  # and that would be seen
+    assert _updates(url, held) == (20, 0)
+
+
 def test_a_lease_cut_off_from_renewal_is_lost_to_the_next_run(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """B51 (b)."""
     jobs.make_source(url, 20)
@@ -398,7 +421,9 @@ def test_busy_comes_soon_is_recorded_once_and_leaves_a_wish(
         assert (record.outcome, record.fence, record.items) == (Outcome.BUSY, None, 0)
         assert protocol.outcomes(url) == ["running", "busy"]
         assert jobs.query(url, "select wanted_at is not null from gaffer.job") == [(True,)]
-        assert "busy: holder=the-holder:1:x" in caplog.text
+        assert ("busy: holder=the-holder:1:x" in caplog.text) is not locked
+        blocked_by = f"backend {blocker.info.backend_pid} (user " if locked else ""
+        assert f"the-holder:1:x; the lease is locked by {blocked_by}" in caplog.text or not locked
         assert "leased" not in caplog.text
         blocker.rollback()
         assert end(connection, held.lease).result == "wanted"

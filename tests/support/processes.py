@@ -32,7 +32,7 @@ from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.run import Run, open_run
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.store import leases, runs
-from tests.support import faults, jobs, variants
+from tests.support import faults, jobs, network, variants
 
 GRANTED, BUSY, WORKING, SUPERSEDED, WANTED = "granted", "busy", "working", "superseded", "wanted"
 
@@ -62,6 +62,9 @@ class Plan:
     """Kills itself before its nth message to the server; `sent`: after sending it, before its answer."""
     sent: bool = False
     seed: int = 0
+    batch_timeout: str | None = None
+    network: str | None = None
+    """The network namespace that it lives in."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,8 @@ class _Way:
 
 def _one_run(pipe: Pipe, plan: Plan) -> None:
     _raise_on_signals()
+    if plan.network is not None:
+        network.enter(plan.network)
     way = _Way(pipe, plan)
     _announce_answers(way)
     if plan.die_at is not None:
@@ -252,7 +257,7 @@ def _run(way: _Way, plan: Plan) -> Ending:
     if plan.variant is not None:
         variants.patch(plan.variant)
     error: BaseException | None = None
-    job = jobs.spec(batch_rows=10, batches=plan.batches)
+    job = jobs.spec(batch_rows=10, batches=plan.batches, batch_timeout=plan.batch_timeout)
     lease = timedelta(seconds=plan.lease)
     try:
         with open_run(job, plan.url, log=jobs.LOG, observe=observe, lease=lease) as opened:

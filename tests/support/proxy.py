@@ -44,10 +44,10 @@ class Proxy:
         """Every cut was made."""
         return not self._cuts
 
-    async def start(self) -> asyncio.AbstractServer:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    async def start(self, host: str) -> asyncio.AbstractServer:
+        server = await asyncio.start_server(self._serve, host, 0)
         port = server.sockets[0].getsockname()[1]
-        away = {"host": "127.0.0.1", "port": port, "sslmode": "disable", "gssencmode": "disable"}
+        away = {"host": host, "port": port, "sslmode": "disable", "gssencmode": "disable"}
         self.url = conninfo.make_conninfo(**(self._parts | away))
         return server
 
@@ -112,11 +112,11 @@ class Proxy:
 
 
 @contextmanager
-def cutting(url: str, *cuts: tuple[str, Cut]) -> Generator[Proxy]:
-    """A proxy to the server of `url`, which is to be reached by the proxy's own `url`."""
+def cutting(url: str, *cuts: tuple[str, Cut], host: str = "127.0.0.1") -> Generator[Proxy]:
+    """A proxy to the server of `url`, which is to be reached by the proxy's own `url`. `host`: where it listens."""
     loop = asyncio.new_event_loop()
     proxy = Proxy(url, list(cuts))
-    server = loop.run_until_complete(proxy.start())
+    server = loop.run_until_complete(proxy.start(host))
     thread = threading.Thread(target=loop.run_forever, name="proxy", daemon=True)
     thread.start()
     try:

@@ -92,12 +92,15 @@ create index job_spec_history on gaffer.job_spec (job, id);
 
 -- No index but the key, and none may be added on a column that a renewal changes: updates stay in place (HOT).
 create table gaffer.job_lease (
-    job         text not null references gaffer.job (name) on update cascade,
-    slot        integer not null check (slot >= 0),
-    fence       bigint not null default 0 check (fence >= 0),
-    lease_id    uuid,                        -- made by the client for each acquisition; null when free
-    owner       text,                        -- for people; never compared
-    lease_until timestamptz not null default 'epoch',
+    job             text not null references gaffer.job (name) on update cascade,
+    slot            integer not null check (slot >= 0),
+    fence           bigint not null default 0 check (fence >= 0),
+    lease_id        uuid,                    -- made by the client for each acquisition; null when free
+    owner           text,                    -- for people; never compared
+    lease_until     timestamptz not null default 'epoch',
+    holder_pid      integer,                 -- of the server's process that renews it, where no pooler is in between
+    holder_began_at timestamptz,             -- since when that process is there: its number may come again
+    gone_at         timestamptz,             -- since when that process is seen to be gone
     primary key (job, slot)
 );
 

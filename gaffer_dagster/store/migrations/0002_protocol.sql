@@ -5,7 +5,7 @@
 --                    └ busy: wanted_at is set                 look again if wanted_at moved
 --     supersede: after a COMMIT whose answer was lost
 --
--- What people do to a job (pause, resume, rename) is in 0003_operation.sql.
+-- What people do to a job is in 0003_operation.sql and 0011_release.sql.
 --
 -- Refusals (SQLSTATE):
 --   GF001  the fence is no longer current
@@ -15,7 +15,7 @@
 --   GF005  the watermark is not where this batch found it
 --   GF006  no such job, or no such run
 --   GF007  a job that is not known does the work of one that is: a rename
---   GF008  a run is at work
+--   GF008  a run is at work, or somebody has locked its lease
 --   GF009  what is said to be done is still pending
 --
 -- Lock order, everywhere: the user's rows, then job_lease, then job, then job_watermark and job_runs.
@@ -33,7 +33,8 @@ create type gaffer.lease_grant as (
     first_seen_at timestamptz,
     covered_until timestamptz,    -- ticks up to here are covered or skipped
     wanted_at     timestamptz,
-    holder        text            -- busy: who has it
+    holder        text,           -- busy: who has it
+    free_at       timestamptz     -- busy, and the holder's connection is gone: then, unless it comes back
 );
 
 create type gaffer.run_ending as (
@@ -249,9 +250,62 @@ begin
     end if;
 end $$;
 
+-- Nothing is left of this process of the server. One that the role may not look into counts as alive.
+create function gaffer.is_gone(p_pid integer, p_began_at timestamptz) returns boolean
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select p_pid is not null and not exists (
+        select from pg_catalog.pg_stat_activity
+         where pid = p_pid and coalesce(backend_start = p_began_at, true))
+$$;
+
+-- Ends what still runs in this slot under another lease. True: it was a run of the job, and no redo.
+create function gaffer.abandon(
+    p_job text, p_slot integer, p_lease_id uuid, p_dead_until timestamptz, p_error text
+) returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_dead gaffer.job_runs;
+    v_owed boolean := false;
+begin
+    for v_dead in
+        update gaffer.job_runs
+           set outcome = 'abandoned', ended_at = gaffer.clock(), error = p_error
+         where job = p_job and slot = p_slot and outcome = 'running' and lease_id is distinct from p_lease_id
+        returning *
+    loop
+        perform gaffer.note_work(p_job, v_dead.started_at, least(v_dead.ended_at, p_dead_until));
+        perform gaffer.note_parked(p_job, v_dead.parked, v_dead.ended_at);
+        if v_dead.trigger <> 'redo' then
+            perform gaffer.count_failure(p_job, v_dead.tick, v_dead.ended_at);
+            perform gaffer.count_takeover(p_job, v_dead.ended_at);
+            v_owed := true;
+        end if;
+    end loop;
+    return v_owed;
+end $$;
+
+-- What to tell a run whose lease is lost: who took it is in the run's own record.
+create function gaffer.lost_lease(p_job text, p_slot integer, p_fence bigint, p_lease_id uuid) returns text
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select format('fence %s of job "%s" is no longer current, so that nothing more of this run is committed; let it '
+                  'stop, the next one does what is left. %s', p_fence, p_job,
+                  coalesce((select 'This one was ' || error from gaffer.job_runs
+                             where job = p_job and slot = p_slot and lease_id = p_lease_id and outcome = 'abandoned'),
+                           'The lease was taken by another run, or by hand'))
+$$;
+
 -- Takes the lease if it is free. `p_lease_id` is made by the caller, one for each run: the same call again (its
 -- answer was lost) returns the same grant. With `p_wait` 0 a taken lease is `busy` at once and the wish is noted
 -- in `wanted_at`; the caller then asks once more with a wait, since the holder may just be ending.
+--
+-- A holder whose recorded connection is gone (`renew`) may be dead, or may just be about to connect again: its lease
+-- can be taken only some seconds after that was seen for the first time, which is at `free_at`.
 --
 -- `p_tick` is the newest tick and `p_next_tick` the one after it. A run that may not work skips the ticks up to
 -- `p_tick`: while the job is paused, or where that tick is older than `p_max_late`. `p_refusal`: why this run must not
@@ -270,12 +324,15 @@ as $$
 declare
     -- A lease that lies further ahead than any may be granted was written by a clock that ran ahead.
     c_longest constant interval := '10 minutes';
+    -- A living holder sees within a second that its connection is gone, and records the next one.
+    c_gone constant interval := '4 seconds';
     v_lease gaffer.job_lease;
     v_job gaffer.job;
-    v_dead gaffer.job_runs;
     v_run gaffer.job_runs;
     v_dead_until timestamptz;
     v_granted boolean := false;
+    v_locked boolean;   -- by somebody else
+    v_blocked text;
     v_grant gaffer.lease_grant;
 begin
     if p_ttl not between interval '1 second' and c_longest then
@@ -297,6 +354,7 @@ begin
         select * into v_lease from gaffer.job_lease where job = p_job and slot = p_slot
            for no key update skip locked;
     end if;
+    v_locked := v_lease.job is null;
 
     select * into v_job from gaffer.job where name = p_job;
     if not found then
@@ -313,12 +371,18 @@ begin
         v_grant.outcome := 'late';   -- a holder at work may still do it; then this one is busy
     elsif v_lease.job is not null then
         v_dead_until := v_lease.lease_until;
+        if v_lease.lease_until > gaffer.clock() and gaffer.is_gone(v_lease.holder_pid, v_lease.holder_began_at) then
+            update gaffer.job_lease set gone_at = gaffer.clock()
+             where job = p_job and slot = p_slot and gone_at is null;
+            v_grant.free_at := coalesce(v_lease.gone_at, gaffer.clock()) + c_gone;
+        end if;
         update gaffer.job_lease
            set fence = case when lease_id = p_lease_id then fence else fence + 1 end,
-               lease_id = p_lease_id, owner = p_owner, lease_until = gaffer.clock() + p_ttl
+               lease_id = p_lease_id, owner = p_owner, lease_until = gaffer.clock() + p_ttl,
+               holder_pid = null, holder_began_at = null, gone_at = null
          where job = p_job and slot = p_slot
            and (lease_until <= gaffer.clock() or lease_until > gaffer.clock() + c_longest
-                or lease_id = p_lease_id)
+                or lease_id = p_lease_id or v_grant.free_at <= gaffer.clock())
         returning * into v_lease;
         v_granted := found;
     end if;
@@ -327,6 +391,11 @@ begin
         v_grant.outcome := coalesce(v_grant.outcome, 'busy');
         v_grant.granted_at := gaffer.clock();
         select owner into v_grant.holder from gaffer.job_lease where job = p_job and slot = p_slot;
+        if v_grant.outcome = 'busy' and v_locked and p_wait > interval '0' then
+            select 'the lease is locked by ' || coalesce(string_agg(who, ', or '), 'somebody who is gone by now')
+              into v_blocked from gaffer.lease_blockers(p_job, p_slot);
+            v_grant.holder := concat_ws('; ', v_grant.holder, v_blocked);
+        end if;
         if v_grant.outcome = 'busy' and p_wait = interval '0' then
             update gaffer.job
                set wanted_at = greatest(gaffer.clock(), wanted_at + interval '1 microsecond')
@@ -336,7 +405,8 @@ begin
         insert into gaffer.job_runs (job, slot, owner, dagster_run_id, trigger, tick, spec_hash, redo, zone_data,
                                      started_at, ended_at, outcome, error)
         values (p_job, p_slot, p_owner, p_dagster_run_id, p_trigger, p_tick, coalesce(p_spec_hash, v_job.spec_hash),
-                p_redo, p_zone_data, v_grant.granted_at, v_grant.granted_at, v_grant.outcome, p_refusal)
+                p_redo, p_zone_data, v_grant.granted_at, v_grant.granted_at, v_grant.outcome,
+                coalesce(p_refusal, v_blocked))
         returning id into v_grant.run_id;
         if v_grant.outcome = 'failed' and p_redo is null then
             perform gaffer.count_failure(p_job, p_tick, v_grant.granted_at);
@@ -357,22 +427,11 @@ begin
     if p_redo is null then
         update gaffer.job set follow_up_at = null where name = p_job and follow_up_at is not null;
     end if;
-    for v_dead in
-        update gaffer.job_runs
-           set outcome = 'abandoned', ended_at = gaffer.clock(),
-               error = format('found dead by the run of fence %s', v_lease.fence)
-         where job = p_job and slot = p_slot and outcome = 'running' and lease_id <> p_lease_id
-        returning *
-    loop
-        perform gaffer.note_work(p_job, v_dead.started_at, least(v_dead.ended_at, v_dead_until));
-        perform gaffer.note_parked(p_job, v_dead.parked, v_dead.ended_at);
-        if v_dead.trigger <> 'redo' then
-            perform gaffer.count_failure(p_job, v_dead.tick, v_dead.ended_at);
-            perform gaffer.count_takeover(p_job, v_dead.ended_at);
-            -- A redo does not do what the dead run has left.
-            update gaffer.job set follow_up_at = gaffer.clock() where name = p_job and p_redo is not null;
-        end if;
-    end loop;
+    if gaffer.abandon(p_job, p_slot, p_lease_id, v_dead_until, format('found dead by the run of fence %s', v_lease.fence))
+    then
+        -- A redo does not do what the dead run has left.
+        update gaffer.job set follow_up_at = gaffer.clock() where name = p_job and p_redo is not null;
+    end if;
 
     v_grant.outcome := 'granted';
     v_grant.fence := v_lease.fence;
@@ -400,8 +459,12 @@ begin
 end $$;
 
 -- Extends the lease. False: it is lost, stop at once.
+--
+-- `p_backend_pid`: the process of the server that the caller's driver was told of. Where it is the one that does this,
+-- there is no pooler in between, and it ends with the holder: then it is recorded.
 create function gaffer.renew(
-    p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_ttl interval default '60 seconds'
+    p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_ttl interval default '60 seconds',
+    p_backend_pid integer default null
 ) returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -410,7 +473,11 @@ begin
     perform set_config('lock_timeout', '2s', true);
     perform 1 from gaffer.job_lease
       where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id for no key update;
-    update gaffer.job_lease set lease_until = gaffer.clock() + p_ttl
+    update gaffer.job_lease
+       set lease_until = gaffer.clock() + p_ttl, gone_at = null,
+           (holder_pid, holder_began_at) = (
+               select pid, backend_start from pg_catalog.pg_stat_activity
+                where pid = p_backend_pid and pid = pg_backend_pid())
      where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id;
     return found;
 end $$;
@@ -459,11 +526,10 @@ begin
     perform 1 from gaffer.job_lease
       where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id for no key update;
     if not found then
-        raise exception 'fence % of job "%" is no longer current: another run took over', p_fence, p_job
-            using errcode = 'GF001';
+        raise exception '%', gaffer.lost_lease(p_job, p_slot, p_fence, p_lease_id) using errcode = 'GF001';
     end if;
     v_now := gaffer.clock();
-    update gaffer.job_lease set lease_until = v_now + p_ttl
+    update gaffer.job_lease set lease_until = v_now + p_ttl, gone_at = null
      where job = p_job and slot = p_slot
     returning lease_until into v_until;
     if p_to is not null then
@@ -519,14 +585,13 @@ begin
         null;   -- done by an earlier call
     elsif v_lease.fence = p_fence and v_lease.lease_id = p_lease_id then
         update gaffer.job_lease
-           set fence = fence + 1, lease_id = p_new_lease_id, lease_until = gaffer.clock() + p_ttl
+           set fence = fence + 1, lease_id = p_new_lease_id, lease_until = gaffer.clock() + p_ttl, gone_at = null
          where job = p_job and slot = p_slot
         returning * into v_lease;
         update gaffer.job_runs set fence = v_lease.fence, lease_id = p_new_lease_id
          where id = p_run_id and lease_id = p_lease_id and outcome = 'running';
     else
-        raise exception 'fence % of job "%" is no longer current: another run took over', p_fence, p_job
-            using errcode = 'GF001';
+        raise exception '%', gaffer.lost_lease(p_job, p_slot, p_fence, p_lease_id) using errcode = 'GF001';
     end if;
     select * into v_run from gaffer.job_runs
      where id = p_run_id and lease_id = p_new_lease_id and outcome = 'running';
@@ -587,7 +652,8 @@ begin
         if v_run.outcome in ('abandoned', 'running') then
             update gaffer.job_runs
                set outcome = 'lost_lease', ended_at = coalesce(ended_at, gaffer.clock()), sqlstate = p_sqlstate,
-                   error = coalesce(p_error, error)
+                   error = case when strpos(p_error, error) > 0 then p_error
+                                else nullif(concat_ws('; ', p_error, error), '') end
              where id = p_run_id;
         end if;
         v_ending.result := case when v_run.outcome in ('abandoned', 'running', 'lost_lease') then 'lost_lease'
@@ -646,7 +712,8 @@ begin
                                else p_follow_up_at end
      where name = p_job;
     -- Late renewals and commits of this run find nothing: the id is gone, the fence stays.
-    update gaffer.job_lease set lease_id = null, lease_until = 'epoch'
+    update gaffer.job_lease
+       set lease_id = null, lease_until = 'epoch', holder_pid = null, holder_began_at = null, gone_at = null
      where job = p_job and slot = p_slot;
     v_ending.result := 'ended';
     return v_ending;

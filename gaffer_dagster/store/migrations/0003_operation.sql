@@ -67,6 +67,38 @@ begin
     return true;
 end $$;
 
+-- Locks a job's leases, or the one of this slot. Raises where it is not known, or somebody else keeps one locked.
+create function gaffer.lock_leases(p_job text, p_slot integer default null) returns setof gaffer.job_lease
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '3s'
+as $$
+declare
+    v_slot integer;
+    v_who text;
+    v_cure text;
+begin
+    perform 1 from gaffer.job where name = p_job;
+    if not found then
+        raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
+    end if;
+    for v_slot in
+        select slot from gaffer.job_lease where job = p_job and (p_slot is null or slot = p_slot) order by slot
+    loop
+        return query select * from gaffer.job_lease where job = p_job and slot = v_slot for no key update;
+    end loop;
+    if v_slot is null then
+        raise exception 'job "%" has no slot %; it has those up to %', p_job, p_slot,
+            (select max(slot) from gaffer.job_lease where job = p_job) using errcode = 'GF006';
+    end if;
+exception when lock_not_available then
+    select string_agg(who, ', or '), string_agg(cure, '; or ') into v_who, v_cure
+      from gaffer.lease_blockers(p_job, v_slot);
+    raise exception 'the lease of job "%" is locked by %, so that nothing was changed; end that transaction and try '
+        'again%', p_job, coalesce(v_who, 'somebody who is gone by now'), coalesce(': ' || v_cure, '')
+        using errcode = 'GF008';
+end $$;
+
 -- Locks a job's leases. Raises where it is not known, or somebody is at work.
 create function gaffer.keep_idle(p_job text) returns void
 language plpgsql
@@ -75,14 +107,10 @@ as $$
 declare
     v_lease gaffer.job_lease;
 begin
-    perform 1 from gaffer.job where name = p_job;
-    if not found then
-        raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
-    end if;
-    for v_lease in select * from gaffer.job_lease where job = p_job order by slot for update loop
+    for v_lease in select * from gaffer.lock_leases(p_job) loop
         if v_lease.lease_id is not null and v_lease.lease_until > gaffer.clock() then
-            raise exception 'job "%" is at work (%): wait until that run has ended, or stop it', p_job, v_lease.owner
-                using errcode = 'GF008';
+            raise exception 'job "%" is at work (%): wait until that run has ended, or stop it (gaffer release)',
+                p_job, v_lease.owner using errcode = 'GF008';
         end if;
     end loop;
 end $$;

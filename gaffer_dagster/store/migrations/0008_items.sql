@@ -56,8 +56,7 @@ begin
     perform 1 from gaffer.job_lease
       where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id for no key update;
     if not found then
-        raise exception 'fence % of job "%" is no longer current: another run took over', p_fence, p_job
-            using errcode = 'GF001';
+        raise exception '%', gaffer.lost_lease(p_job, p_slot, p_fence, p_lease_id) using errcode = 'GF001';
     end if;
     insert into gaffer.job_item as i (job, key, attempts, next_attempt_at, first_failed_at, failed_at)
     values (p_job, p_key, 1, v_now + gaffer.back_off(1, p_backoff), v_now, v_now)
