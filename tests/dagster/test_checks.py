@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,8 +15,8 @@ from gaffer_dagster.domain.alert import Kind
 from gaffer_dagster.domain.incident import Alert
 from gaffer_dagster.engine.watch import Watcher, look
 from gaffer_dagster.testing import Clock
-from tests.dagster.launchers import OVERRIDE, SteeredLauncher
-from tests.dagster.moved import MINUTE, Location, at, instance_in, location
+from tests.dagster.launchers import SteeredLauncher
+from tests.dagster.moved import MINUTE, Location, at, location
 from tests.support import jobs, protocol
 
 # Dagster's database dates evaluations by its own clock, which is not moved: for it everything here was long ago.
@@ -47,18 +46,6 @@ query ($key: AssetKeyInput!) {
   }
 }
 """
-
-
-@pytest.fixture(scope="module")
-def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
-    with instance_in(tmp_path_factory.mktemp("home"), launcher=OVERRIDE) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _runs_again() -> Iterator[None]:
-    yield
-    SteeredLauncher.does = "run"
 
 
 def make(name: str, work: Any = jobs.copy_rows, **options: Any) -> dg.AssetsDefinition:

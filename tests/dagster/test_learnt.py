@@ -5,7 +5,6 @@ Dagster's real scheduler, sensor and webserver, in moved time; only what launche
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,26 +18,14 @@ from gaffer_dagster.engine.watch import Watcher, look
 from gaffer_dagster.store import learnt, operations
 from gaffer_dagster.store.learnt import Dead
 from gaffer_dagster.testing import Clock
-from tests.dagster.launchers import OVERRIDE, SECRET, SteeredLauncher
-from tests.dagster.moved import AWAKE, MINUTE, Location, at, instance_in, location
+from tests.dagster.launchers import SECRET, SteeredLauncher
+from tests.dagster.moved import AWAKE, MINUTE, Location, at, location
 from tests.support import jobs, protocol, variants
 
 NOON = at("2027-01-01T12:00Z")
 EVERY = timedelta(seconds=31)  # the sensor is evaluated not more often than each 30 s
 TIMEOUT = timedelta(minutes=10)
 BACKSTOP = timedelta(minutes=5)
-
-
-@pytest.fixture(scope="module")
-def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
-    with instance_in(tmp_path_factory.mktemp("home"), launcher=OVERRIDE) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _runs_again() -> Iterator[None]:
-    yield
-    SteeredLauncher.does = "run"
 
 
 def make(name: str = "copied", **options: Any) -> dg.AssetsDefinition:

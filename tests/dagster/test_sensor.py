@@ -25,12 +25,6 @@ OPERATOR = operations.Operator("tester", "the test wants it")
 
 
 @pytest.fixture(scope="module")
-def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
-    with instance_in(tmp_path_factory.mktemp("home")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def queueing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
     """Runs wait in a queue until a test lets them out."""
     with instance_in(tmp_path_factory.mktemp("home"), queued=True) as made:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -14,19 +13,13 @@ from dagster._core.scheduler.instigation import InstigatorTick, TickStatus
 import gaffer_dagster as gd
 from gaffer_dagster.adapter import learnt, sensors
 from gaffer_dagster.testing import Clock, scratch_database
-from tests.dagster.moved import MINUTE, Location, at, instance_in, location
+from tests.dagster.moved import MINUTE, Location, at, location
 from tests.support import jobs
 from tests.support.receivers import HttpReceiver
 
 NOON = at("2027-01-01T12:00Z")
 EVERY = timedelta(seconds=31)  # the sensor is evaluated not more often than each 30 s
 NOBODY = "postgresql://somebody:canary@127.0.0.1:1/nowhere"
-
-
-@pytest.fixture(scope="module")
-def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
-    with instance_in(tmp_path_factory.mktemp("home")) as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)
