@@ -35,7 +35,7 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def _with_quick_logins(url: str) -> str:
-    """The tests log in some ten thousand times, each time by hashing the password 4096 times over."""
+    """The tests log in for each query that they ask aside, else by hashing the password 4096 times over."""
     parts = db.parse_url(url)
     with db.connect(url, application_name="test") as connection:
         if connection.info.server_version >= 160000:
@@ -47,7 +47,7 @@ def _with_quick_logins(url: str) -> str:
 
 @pytest.fixture(scope="session")
 def migrated(server_url: str) -> Iterator[str]:
-    """The name of a migrated database that nobody uses: a copy is made in a tenth of the time of the migrations."""
+    """The name of a migrated database that nobody uses: a copy takes a quarter of the work of the migrations."""
     with scratch_database(server_url) as url:
         yield db.parse_url(url)["dbname"]
 
@@ -56,7 +56,7 @@ def migrated(server_url: str) -> Iterator[str]:
 def url(server_url: str, migrated: str) -> Iterator[str]:
     """A migrated database of its own."""
     name = f"gaffer_test_{uuid4().hex[:12]}"
-    copy = "create database {} template {} strategy file_copy"  # for a fifth of the work of the default
+    copy = "create database {} template {} strategy file_copy"  # for half of the work of the default
     with db.connect(server_url, application_name="test") as connection:
         connection.execute(sql.SQL(copy).format(sql.Identifier(name), sql.Identifier(migrated)))
     yield db.with_database(server_url, name)
