@@ -12,7 +12,8 @@ from gaffer_dagster.domain.watermark import Position
 
 
 def of_run(record: RunRecord) -> dict[str, Any]:
-    """`gaffer/lag_seconds`: how long after its tick the run began."""
+    """`gaffer/lag_seconds`: how long after its tick the run began. `gaffer/held_seconds`: for how long by then
+    `gaffer/held_by` had been seen to keep something from being due."""
     told: dict[str, Any] = {
         "gaffer/outcome": str(record.outcome),
         "gaffer/run_id": record.id,
@@ -33,6 +34,10 @@ def of_run(record: RunRecord) -> dict[str, Any]:
         told["gaffer/watermark"] = _show_position(record.watermark_to)
     if record.next_run_at is not None:
         told["gaffer/next_run_at"] = dg.MetadataValue.timestamp(record.next_run_at)
+    if record.held_by is not None:
+        told["gaffer/held_by"] = record.held_by.who
+        if record.ended_at is not None and record.held_by_since is not None:
+            told["gaffer/held_seconds"] = (record.ended_at - record.held_by_since).total_seconds()
     return told
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from gaffer_dagster import database
 from gaffer_dagster.domain.duration import in_words
+from gaffer_dagster.domain.held import HeldBy
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.run import RunRecord
 from gaffer_dagster.store import db, jobs, migrate
@@ -73,6 +74,18 @@ def print_jobs(records: Sequence[JobRecord]) -> None:
             record.owner or "-",
         )
     print_table(table)
+    for record in records:
+        if record.held_by is not None:
+            click.echo(_held(record, record.held_by))
+
+
+def _held(record: JobRecord, held_by: HeldBy) -> str:
+    cure = "end that transaction" if held_by.cure is None else held_by.cure
+    return (
+        f"{record.name}: since {show_time(record.held_since)} something waits for {held_by.who}; seen to stand since "
+        f"{show_time(record.held_by_since)} ({ago(record.held_by_since)}). Nothing is lost, and it waits until that is "
+        f"over. To end it: {cure}"
+    )
 
 
 def _next_due(record: JobRecord) -> str:

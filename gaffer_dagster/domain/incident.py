@@ -70,6 +70,8 @@ class Watched:
     due_since: datetime | None = None
     held_since: datetime | None = None
     held_by: str | None = None
+    held_by_since: datetime | None = None
+    held_cure: str | None = None
     parked: int = 0
     parked_at: datetime | None = None
     taken_over_at: Sequence[datetime] = ()
@@ -234,7 +236,12 @@ def _details(kind: Kind, watched: Watched, now: datetime) -> Mapping[str, Any]:
     if kind is Kind.BACKLOG:
         return {"due_since": _text(watched.due_since)}
     if kind is Kind.STALLED:
-        return {"held_since": _text(watched.held_since), "held_by": watched.held_by}
+        return {
+            "held_since": _text(watched.held_since),
+            "held_by": watched.held_by,
+            "held_by_since": _text(watched.held_by_since),
+            "cure": watched.held_cure,
+        }
     if kind is Kind.PARKED:
         return {"rows": watched.parked}
     if kind is Kind.TAKEOVERS:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.duration import as_duration
+from gaffer_dagster.domain.held import HeldBy, held_by_from
 from gaffer_dagster.domain.ledger import Pause, open_tick, tick_from
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.domain.schedule import Schedule
@@ -19,7 +20,10 @@ from gaffer_dagster.domain.watermark import Position
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A row of `gaffer.job` with the live lease beside it, as it was at `seen_at` of the database's clock."""
+    """A row of `gaffer.job` with the live lease beside it, as it was at `seen_at` of the database's clock.
+
+    `held_since`: since when something waits for what is open elsewhere; `held_by_since`: since when that is `held_by`.
+    """
 
     name: str
     spec: Mapping[str, Any]
@@ -44,6 +48,9 @@ class JobRecord:
     last_outcome: Outcome | None
     last_started_at: datetime | None
     backlog: int | None
+    held_since: datetime | None
+    held_by: HeldBy | None
+    held_by_since: datetime | None
     watermark: Position | None
 
     @cached_property
@@ -85,3 +92,4 @@ class JobRecord:
     def __post_init__(self) -> None:
         if self.last_outcome is not None:
             object.__setattr__(self, "last_outcome", Outcome(self.last_outcome))
+        object.__setattr__(self, "held_by", held_by_from(self.held_by))

@@ -132,13 +132,15 @@ def _lines(notice: Notice) -> list[str]:
     alert, words = notice.alert, _WORDS[notice.alert.kind]
     asides = {"by": "By", "reason": "Why", "held_by": "Held by"}
     lines = [f"{said}: {plain(str(alert.details[name]))}" for name, said in asides.items() if alert.details.get(name)]
+    if alert.details.get("held_by_since"):
+        lines[-1] += f" (seen to stand since {_at(alert.details, alert.details['held_by_since'])})"
     if notice.event is Event.RESOLVED:
         return lines
     lines.append(f"True since {_at(alert.details, alert.since_at)}; seen at {_at(alert.details, alert.opened_at)}.")
     if alert.resolved_at is not None:
         lines.append(f"It was over at {_at(alert.details, alert.resolved_at)}, before this could be sent.")
     else:
-        lines.append(f"What to do: {words.cure.format(name=alert.job)}")
+        lines.append(f"What to do: {_cure(alert.details)}{words.cure.format(name=alert.job)}")
     return lines
 
 
@@ -155,6 +157,12 @@ def explained(kind: Kind, details: Mapping[str, Any]) -> str:
     """The sentence, and what people or the database gave as its reason."""
     asides = [plain(str(details[name])) for name in ("reason", "held_by") if details.get(name)]
     return "; ".join([sentence(kind, details), *asides])
+
+
+def _cure(details: Mapping[str, Any]) -> str:
+    """A statement to run is only of use as it is: where it holds what may not be said, the command line says it."""
+    cure = details.get("cure")
+    return f"{cure}; " if cure and cure == plain(cure) else ""
 
 
 def _at(details: Mapping[str, Any], at: datetime | str | None) -> str:
@@ -226,7 +234,7 @@ _WORDS: Mapping[Kind, _Words] = {
         ),
         "waits for no transaction any more",
         "it waited too long",
-        "end that transaction (pg_terminate_backend, rollback prepared); see `gaffer status {name}`",
+        "nothing is lost: what is new waits until that transaction ends; `gaffer status {name}` says how to end it",
     ),
     Kind.PARKED: _Words(
         lambda details: f"{_count(details, 'rows', 'row')} failed too often and were given up",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
+from gaffer_dagster.domain.held import HeldBy, held_by_from
 from gaffer_dagster.domain.watermark import Position
 
 
@@ -55,7 +56,8 @@ class Outcome(str, Enum):
 @dataclass(frozen=True)
 class RunRecord:
     """A row of `gaffer.job_runs`. `items` are rows or intervals; `backlog` is what was due and is left (counted up
-    to a million); `parked` are rows that were given up; `redo_since`, `redo_until` the interval that was done again."""
+    to a million); `parked` are rows that were given up; `held_by` kept something from being due, and was first seen to
+    at `held_by_since`; `redo_since`, `redo_until` are the interval that was done again."""
 
     id: int
     job: str
@@ -76,6 +78,8 @@ class RunRecord:
     ticks_covered: int | None
     backlog: int | None
     next_run_at: datetime | None
+    held_by: HeldBy | None
+    held_by_since: datetime | None
     sqlstate: str | None
     error: str | None
     dagster_run_id: str | None
@@ -84,3 +88,4 @@ class RunRecord:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "outcome", Outcome(self.outcome))  # the database has it as text
+        object.__setattr__(self, "held_by", held_by_from(self.held_by))

@@ -26,6 +26,7 @@ from uuid import UUID, uuid4
 
 from gaffer_dagster.domain.due import PendingRows
 from gaffer_dagster.domain.duration import show_duration
+from gaffer_dagster.domain.held import HeldBy
 from gaffer_dagster.domain.item import Failed, Settled
 from gaffer_dagster.domain.lease import LEASE, Lease
 from gaffer_dagster.domain.run import Outcome, RunRecord
@@ -102,7 +103,7 @@ class Run:
         self._alone = 0  # batches of one row that is worked on alone: a page of them counts as one
         self._failed: list[Failed] = []
         self._exhausted = False  # the last look found nothing due any more
-        self._held_by: str | None = None  # who keeps something from being due
+        self._held_by: HeldBy | None = None  # who keeps something from being due
         self._batch: Batch | None = None
         self._batch_until = math.inf  # a time of time.monotonic()
         self._looked_at: datetime | None = None
@@ -296,8 +297,7 @@ class Run:
             return 0
         found = self._count(self._source.locked_elsewhere)
         if found:
-            self._held_by = f"a transaction that has locked {found:,} of the rows"
-            self._log.warning("held back", by=self._held_by)
+            self._held_by = HeldBy(f"a transaction that has locked {found:,} of the rows")
         return found
 
     def _is_slow(self, error: Exception) -> bool:
@@ -368,8 +368,6 @@ class Run:
                 self._exhausted = True
                 if not self.items:  # idle is not always nothing to do
                     self._held_by = self._source.held_back_by(connection)
-                    if self._held_by is not None:
-                        self._log.warning("held back", by=self._held_by)
                 return None
             self._held_by = page.held_by
             if page.at_least >= left - self._longest or left < timedelta(seconds=1):
@@ -413,7 +411,9 @@ class Run:
         if self.spec.exclusion != "advisory":
             return None
         held_by = batches.lock(connection, self._holding.lease)
-        return None if held_by is None else Wait(timedelta(), f"the job's advisory lock is held: {held_by}", held_by)
+        if held_by is None:
+            return None
+        return Wait(timedelta(), f"the job's advisory lock is held: {held_by}", HeldBy(held_by))
 
     def _batch_of(self, page: Page) -> Batch:
         return Batch(
@@ -630,6 +630,10 @@ class Run:
         return _FOLLOW_UP if outcome is Outcome.CAPPED or passing else None
 
     def _log_end(self, record: RunRecord) -> None:
+        if record.held_by is not None:
+            self._log.warning(
+                "held back", by=record.held_by.who, seen_since=record.held_by_since, cure=record.held_by.cure
+            )
         tell = self._log.error if record.outcome.is_failure else self._log.info
         tell(
             "ended",

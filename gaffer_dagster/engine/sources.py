@@ -15,6 +15,7 @@ from typing_extensions import assert_never
 
 from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows, PendingRows, Window
 from gaffer_dagster.domain.duration import show_duration
+from gaffer_dagster.domain.held import HeldBy
 from gaffer_dagster.domain.item import Failed
 from gaffer_dagster.domain.lease import LARGEST_SKEW
 from gaffer_dagster.domain.spec import JobSpec
@@ -75,7 +76,7 @@ class Wait:
 
     at_least: timedelta
     why: str
-    held_by: str | None = None
+    held_by: HeldBy | None = None
     """Whose open transaction it waits for, where it does."""
 
 
@@ -110,7 +111,7 @@ class Source(Protocol):
         """What people should know of what is read, once a run: `event` says what, the others say more."""
         ...
 
-    def held_back_by(self, connection: db.Connection) -> str | None:
+    def held_back_by(self, connection: db.Connection) -> HeldBy | None:
         """Who keeps from being due what is there already, if somebody does."""
         ...
 
@@ -189,9 +190,9 @@ class _RowsSource(_NewRowsSource):
     def due_since(self, connection: db.Connection, position: Position | None) -> datetime | None:
         return None  # rows carry no time
 
-    def held_back_by(self, connection: db.Connection) -> str | None:
-        held = new_rows.is_held_back(connection, self._table, self._horizon)
-        return horizon.holder(connection) if held else None
+    def held_back_by(self, connection: db.Connection) -> HeldBy | None:
+        held = new_rows.is_held_back(connection, self._table, self._due.where, self._horizon)
+        return horizon.holder(connection, self._horizon) if held else None
 
     def warnings(self, connection: db.Connection) -> Sequence[Mapping[str, str]]:
         return ()
@@ -216,7 +217,7 @@ class _CursorSource(_NewRowsSource):
         after = CursorPosition.read(position)
         return new_rows.due_since(connection, self._table, self._due.where, after, self._horizon, self._settle)
 
-    def held_back_by(self, connection: db.Connection) -> str | None:
+    def held_back_by(self, connection: db.Connection) -> HeldBy | None:
         return None  # a lag waits for nobody
 
     def warnings(self, connection: db.Connection) -> Sequence[Mapping[str, str]]:
@@ -293,7 +294,7 @@ class PendingSource:
             return ()
         return [{"event": "not indexed", "table": self.due.table, "cure": pending_rows.cure(self.due)}]
 
-    def held_back_by(self, connection: db.Connection) -> str | None:
+    def held_back_by(self, connection: db.Connection) -> HeldBy | None:
         return None  # see locked_elsewhere
 
     def locked_elsewhere(self, connection: db.Connection) -> int:
@@ -384,9 +385,10 @@ class _TimeSource:
         unsettled = window.until + self._intervals.settle - horizon.now(connection)
         if unsettled > timedelta():
             return Wait(unsettled, f"the time up to {window.until.isoformat()} settles")
-        if not horizon.is_behind(connection, self._mark):
-            held_by = horizon.holder(connection)
-            return Wait(timedelta(), f"a transaction from before is still open: {held_by}", held_by)
+        oldest = horizon.open_before(connection, self._mark)
+        if oldest is not None:
+            held_by = horizon.holder(connection, oldest)
+            return Wait(timedelta(), f"a transaction from before is still open: {held_by.who}", held_by)
         key = f"{self._job}/{window.since.isoformat()}/{window.until.isoformat()}" if self._intervals.repeat else None
         return Page(TimePosition(window.until).as_json(), 1, window=window, key=key)
 
@@ -404,7 +406,7 @@ class _TimeSource:
         window = self._intervals.after(self._since(position), self._bound)
         return None if window is None else window.until + self._intervals.settle
 
-    def held_back_by(self, connection: db.Connection) -> str | None:
+    def held_back_by(self, connection: db.Connection) -> HeldBy | None:
         return None  # a run waits for it, and says so
 
     def key_for(self, row: dict[str, Any]) -> str:

@@ -28,8 +28,8 @@ def watched(connection: db.Connection, now: datetime, job: str | None = None) ->
             select j.name as job, j.xmin::text as row, j.spec, j.grace, j.first_seen_at, j.rules_at,
                    j.paused_at, j.paused_until, j.paused_by, j.pause_reason, j.next_due_at, j.late_tick, j.paused,
                    j.worked, j.last_success_at, j.consecutive_failures, j.failed_at, j.consecutive_capped, j.capped_at,
-                   j.due_since, j.held_since, j.held_by, j.parked, j.parked_at, j.taken_over_at, j.returned_at,
-                   j.vanished_at, j.retired_at,
+                   j.due_since, j.held_since, j.held_by ->> 'who' as held_by, j.held_by ->> 'cure' as held_cure,
+                   j.held_by_since, j.parked, j.parked_at, j.taken_over_at, j.returned_at, j.vanished_at, j.retired_at,
                    r.started_at as at_work_since, r.lease_until as held_until
               from gaffer.job j
               left join lateral (

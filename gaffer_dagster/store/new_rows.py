@@ -188,11 +188,17 @@ def backlog(
     return row[0] if row else 0
 
 
-def is_held_back(connection: db.Connection, source: Source, horizon: str) -> bool:
-    """There are rows that are not due yet, since somebody may still commit before them."""
+def is_held_back(connection: db.Connection, source: Source, where: LiteralString | None, horizon: str) -> bool:
+    """There are rows that are not due yet, since the transaction of this number is still open, and the oldest."""
     row = connection.execute(
-        sql.SQL("select exists (select 1 from {} where {} >= {}::xid8)").format(
-            source.table.identifier, _columns(source)[0], sql.Literal(horizon)
+        sql.SQL(
+            "select pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()) = {horizon}::xid8"
+            " and exists (select 1 from {table} where {order} >= {horizon}::xid8 {where})"
+        ).format(
+            table=source.table.identifier,
+            order=_columns(source)[0],
+            horizon=sql.Literal(horizon),
+            where=_and(where),
         )
     ).fetchone()
     return bool(row and row[0])
@@ -230,7 +236,7 @@ def never_due(connection: db.Connection, source: Source, where: LiteralString | 
             order,
             read_as(source, "infinity"),
             read_as(source, "-infinity"),
-            sql.SQL("") if where is None else sql.SQL("and (\n{}\n)").format(sql.SQL(where)),
+            _and(where),
         )
     ).fetchone()
     return (row[0], row[1]) if row else (0, "")
@@ -275,7 +281,11 @@ def _due(source: Source, where: LiteralString | None, position: AnyPosition | No
         due += sql.SQL(" and {} > {}").format(order, read_as(source, "-infinity"))
     if position is not None:
         due += sql.SQL(" and {}").format(_compared(source, sql.SQL(">"), position))
-    return due if where is None else due + sql.SQL(" and (\n{}\n)").format(sql.SQL(where))
+    return due + sql.SQL(" {}").format(_and(where))
+
+
+def _and(where: LiteralString | None) -> sql.Composable:
+    return sql.SQL("") if where is None else sql.SQL("and (\n{}\n)").format(sql.SQL(where))
 
 
 def _compared(source: Source, by: sql.SQL, position: AnyPosition) -> sql.Composed:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
 from typing_extensions import LiteralString
 
+from gaffer_dagster.domain.held import HeldBy
 from gaffer_dagster.domain.lease import Lease
 from gaffer_dagster.domain.run import Outcome, RunRecord
 from gaffer_dagster.store import db
@@ -36,7 +38,7 @@ def end(
     next_due_at: datetime | None,
     follow_up_at: datetime | None,
     oldest_due_at: datetime | None,
-    held_by: str | None,
+    held_by: HeldBy | None,
     sqlstate: str | None,
     error: str | None,
 ) -> Ending:
@@ -48,7 +50,7 @@ def end(
             [
                 lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, str(outcome), wanted_at,
                 covered_until, success_tick, ticks_covered, backlog, next_run_at, next_due_at, follow_up_at,
-                oldest_due_at, held_by, sqlstate, error,
+                oldest_due_at, None if held_by is None else Jsonb(asdict(held_by)), sqlstate, error,
             ],
         )  # fmt: skip
         return db.committed(cursor)
@@ -56,7 +58,8 @@ def end(
 
 _SELECT: LiteralString = """
     select id, job, slot, outcome, trigger, tick, started_at, deadline_at, ended_at, fence, owner, batches, items,
-           parked, watermark_from, watermark_to, ticks_covered, backlog, next_run_at, sqlstate, error, dagster_run_id,
+           parked, watermark_from, watermark_to, ticks_covered, backlog, next_run_at, held_by, held_by_since,
+           sqlstate, error, dagster_run_id,
            lower(redo) as redo_since, upper(redo) as redo_until
       from gaffer.job_runs
 """

@@ -21,6 +21,7 @@ from unittest import mock
 from gaffer_dagster.domain.alert import Alerts, Kind
 from gaffer_dagster.domain.bounds import Bounds
 from gaffer_dagster.domain.due import EachInterval, NewRows, Window
+from gaffer_dagster.domain.held import HeldBy
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec
@@ -96,7 +97,7 @@ def end(
                 covered_until=covers,
                 next_due_at=next_due_at,
                 oldest_due_at=oldest_due_at,
-                held_by=held_by,
+                held_by=None if held_by is None else HeldBy(held_by),
             )
         except UnknownJobError:  # its row was deleted since
             db.roll_back(connection)

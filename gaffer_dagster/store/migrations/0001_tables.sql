@@ -60,7 +60,8 @@ create table gaffer.job (
     capped_at            timestamptz[] not null default '{}',  -- when each of those was: a hundred
     due_since            timestamptz,      -- since when something due is left, as far as runs know
     held_since           timestamptz,      -- since when something waits for a transaction that is open elsewhere
-    held_by              text,             -- whose
+    held_by              jsonb,            -- whose: who, xid (tells one from another), cure
+    held_by_since        timestamptz,      -- since when that one was seen to stand
     parked               bigint not null default 0 check (parked >= 0),
     parked_at            timestamptz,
     taken_over_at        timestamptz[] not null default '{}',  -- the newest hundred runs that were found dead
@@ -141,6 +142,8 @@ create table gaffer.job_runs (
     ticks_covered  integer,
     backlog        bigint,                   -- what was due and is left
     next_run_at    timestamptz,
+    held_by        jsonb,                    -- who kept something from being due, as in gaffer.job
+    held_by_since  timestamptz,
     sqlstate       text,
     error          text,
     check ((outcome = 'running') = (ended_at is null)),

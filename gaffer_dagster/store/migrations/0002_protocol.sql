@@ -185,6 +185,7 @@ begin
                returned_at = array(select least(at, v_now) from unnest(returned_at) as at),
                due_since = case when due_since > v_now then v_now else due_since end,
                held_since = case when held_since > v_now then v_now else held_since end,
+               held_by_since = case when held_by_since > v_now then v_now else held_by_since end,
                parked_at = case when parked_at > v_now then v_now else parked_at end
          where name = p_job;
         update gaffer.job_spec
@@ -614,14 +615,14 @@ end $$;
 -- away because of us; where the run ends otherwise, it is to be followed by another. `p_covered_until`: ticks up to
 -- there are covered, and `p_next_due_at` is the tick after it; null: none is. `p_follow_up_at`: when the next run is
 -- wanted without waiting for a tick. `p_oldest_due_at`: since when the oldest of what is left has been due, where that can be told;
--- `p_held_by`: whose open transaction keeps something from being due. A redo leaves the job as it is. Repeating the
+-- `p_held_by`: whose open transaction keeps something from being due (`who`, `xid`, `cure`). A redo leaves the job as it is. Repeating the
 -- call is safe.
 create function gaffer.end_run(
     p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_run_id bigint, p_outcome text default 'succeeded',
     p_wanted_at timestamptz default null, p_covered_until timestamptz default null,
     p_success_tick timestamptz default null, p_ticks_covered integer default null, p_backlog bigint default null,
     p_next_run_at timestamptz default null, p_next_due_at timestamptz default null,
-    p_follow_up_at timestamptz default null, p_oldest_due_at timestamptz default null, p_held_by text default null,
+    p_follow_up_at timestamptz default null, p_oldest_due_at timestamptz default null, p_held_by jsonb default null,
     p_sqlstate text default null, p_error text default null
 ) returns gaffer.run_ending
 language plpgsql security definer
@@ -633,6 +634,7 @@ declare
     v_job gaffer.job;
     v_ending gaffer.run_ending;
     v_done boolean := p_outcome in ('succeeded', 'partial');
+    v_held_by_since timestamptz;
 begin
     perform gaffer.raise_durability();
     perform 1 from gaffer.job_lease
@@ -674,8 +676,12 @@ begin
     end if;
 
     v_now := gaffer.clock();
+    v_held_by_since := case
+        when coalesce(p_held_by ->> 'xid', p_held_by ->> 'who') = coalesce(v_job.held_by ->> 'xid', v_job.held_by ->> 'who')
+        then v_job.held_by_since
+        when p_held_by is not null then v_now end;
     update gaffer.job_runs
-       set outcome = p_outcome, ended_at = v_now, covered_until = p_covered_until, ticks_covered = p_ticks_covered,
+       set outcome = p_outcome, ended_at = v_now, held_by = p_held_by, held_by_since = v_held_by_since, covered_until = p_covered_until, ticks_covered = p_ticks_covered,
            backlog = p_backlog, next_run_at = p_next_run_at, sqlstate = p_sqlstate, error = p_error
      where id = p_run_id;
     if v_run.trigger <> 'redo' then
@@ -690,7 +696,7 @@ begin
                                     else capped_at end,
                    due_since = case when not v_done then coalesce(p_oldest_due_at, due_since, v_run.started_at) end,
                    held_since = case when p_held_by is not null then coalesce(held_since, v_run.started_at) end,
-                   held_by = p_held_by
+                   held_by = p_held_by, held_by_since = v_held_by_since
              where name = p_job;
         elsif p_outcome <> 'interrupted' then
             perform gaffer.count_failure(p_job, v_run.tick, v_now);
