@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from gaffer_dagster.domain.due import Window
+from gaffer_dagster.domain.held import HeldBy
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.watermark import Position, TimePosition
 from gaffer_dagster.engine.sources import Page, Wait
@@ -51,7 +52,7 @@ class RedoSource:
     def due_since(self, connection: db.Connection, position: Position | None) -> datetime | None:
         return None
 
-    def held_back_by(self, connection: db.Connection) -> str | None:
+    def held_back_by(self, connection: db.Connection) -> HeldBy | None:
         return None
 
     def key_for(self, row: dict[str, Any]) -> str:

@@ -48,8 +48,8 @@ _HOLDER: LiteralString = """
            pg_catalog.pg_has_role('pg_read_all_stats', 'usage')
                or coalesce(pg_catalog.pg_has_role(a.usesysid, 'usage'), false),
            pg_catalog.format('%%I', current_user),
-           pg_catalog.format('select pg_terminate_backend(pid) from pg_stat_activity where pid = %%s and backend_xid = %%L',
-                             a.pid, held.xid),
+           pg_catalog.format('select pg_terminate_backend(pid) from pg_stat_activity'
+                             ' where pid = %%s and backend_xid = %%L', a.pid, held.xid),
            pg_catalog.format('%%L', p.gid), p.owner, p.database, p.prepared
       from (select %s::xid8::xid as xid) as held
       left join pg_catalog.pg_stat_activity a on a.backend_xid = held.xid
@@ -73,7 +73,7 @@ def holder(connection: db.Connection, xid: str) -> HeldBy:
     if began_at is not None:
         who += f", open since {_shown(began_at)}"
     elif not may_see:
-        who += f", open since before this role may see (grant pg_read_all_stats to {role})"
+        who += f"; to see since when it is open: grant pg_read_all_stats to {role}"
     return HeldBy(_printable(who), xid, cure)
 
 
