@@ -142,7 +142,9 @@ class History:
             told = verb(connection, "items", chosen, ANN)
         self.log(f"{verb.__name__} {told}")
         for key in told:
-            self.anew(key)
+            self.story.touched.add(key)
+            if verb is operations.retry_items:  # a dropped row keeps its attempts
+                self.anew(key)
             (self.story.dropped.add if verb is operations.drop_items else self.story.dropped.discard)(key)
 
     # ── what there is to see ─────────────────────────────────────────────────────────────────────────────────────
