@@ -133,19 +133,19 @@ class History:
             self.anew(key)
 
     def operate(self) -> None:
-        verb = self.rng.choice([operations.retry_items, operations.drop_items])
+        verb = self.rng.choice(["retry", "drop"])
         keys = [key for (key,) in jobs.query(self.url, "select key from gaffer.job_item order by key")]
         chosen = None if self.rng.random() < 0.4 else self.rng.sample(keys, min(len(keys), 2))
         if not keys or chosen == []:
             return
         with db.connect(self.url, application_name="test") as connection:
-            told = verb(connection, "items", chosen, ANN)
-        self.log(f"{verb.__name__} {told}")
+            told = operations.change_items(connection, "items", verb, chosen, ANN)
+        self.log(f"{verb} {told}")
         for key in told:
             self.story.touched.add(key)
-            if verb is operations.retry_items:  # a dropped row keeps its attempts
+            if verb == "retry":  # a dropped row keeps its attempts
                 self.anew(key)
-            (self.story.dropped.add if verb is operations.drop_items else self.story.dropped.discard)(key)
+            (self.story.dropped.add if verb == "drop" else self.story.dropped.discard)(key)
 
     # ── what there is to see ─────────────────────────────────────────────────────────────────────────────────────
 
