@@ -1,14 +1,13 @@
 """What must be true of rows that carry their own state, told from the promises and from what happened, and nothing else.
 
-Nothing here knows how rows are claimed. It is given what the work saw (`Call`), what people did (`Story`), and what the
-tables show (`Row`, `Item`, `Ended`); it says what is wrong.
+Nothing here knows how rows are claimed. It is given what the work was handed (`Call`), and what the tables show; it
+says what is wrong.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 LONGEST_BACKOFF = timedelta(hours=1)
@@ -16,167 +15,116 @@ LONGEST_BACKOFF = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table. `effects`: how often its work is there; `done`: how often the table says it was done."""
+    """A row of the table. `done`: how often the table says that it was; `effects`: how often its work is there;
+    `reopened`: how often somebody made it pending again; `is_innocent`: alone it never fails, and ends no process;
+    `is_dropped`: an operator gave it up; `asked_at`: the number of the last call before an operator had it tried anew.
+    """
 
     key: str
-    pending: bool
+    is_pending: bool
     done: int
     effects: int
+    reopened: int
+    is_innocent: bool
+    is_dropped: bool
+    asked_at: int
 
 
 @dataclass(frozen=True)
 class Item:
-    """A row that failed. `died`: an attempt was committed beforehand, and nothing was heard of it since."""
+    """What is kept of a row that failed. `died`: nothing was heard of an attempt that was committed beforehand."""
 
     key: str
     attempts: int
-    failed_at: datetime | None
-    next_attempt_at: datetime | None
-    parked: bool
-    dropped: bool
+    failed_at: datetime
+    next_attempt_at: datetime
+    is_parked: bool
+    is_dropped: bool
     died: bool
 
     def waits(self, now: datetime) -> bool:
-        return self.parked or self.dropped or (self.next_attempt_at is not None and self.next_attempt_at > now)
+        return self.is_parked or self.is_dropped or self.next_attempt_at > now
 
 
 @dataclass(frozen=True)
 class Call:
-    """The work was handed these rows. `failed`: it raised, or its rows could not be kept; None: its process died."""
+    """The work was handed these rows. `is_well`: it did them, as far as the process lived to tell. `untimely`: of these
+    rows, those that were parked, dropped, or waiting since before the run began."""
 
+    number: int
     run: int
-    batch: int
-    keys: tuple[str, ...]
-    failed: bool | None
+    keys: Sequence[str]
+    is_well: bool
+    untimely: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Ended:
     outcome: str
-    backlog: int | None
+    backlog: int
     parked: int
+    batches: int
     follow_up_at: datetime | None
 
 
-@dataclass
-class Story:
-    """`attempts`: of each row. `innocent`: rows that never fail alone nor end their process. `asked`: rows on which an
-    operator or somebody by hand began anew, with the number of calls that there were before. `reopened`: how often a
-    row that was done was made pending by hand."""
-
-    attempts: int
-    backoff: timedelta
-    innocent: Collection[str]
-    calls: list[Call] = field(default_factory=list)
-    asked: dict[str, int] = field(default_factory=dict)
-    touched: set[str] = field(default_factory=set)
-    reopened: Counter[str] = field(default_factory=Counter)
-    dropped: set[str] = field(default_factory=set)
-    cut: bool = False
-
-    def tries(self, key: str) -> int:
-        """Runs in which this row failed, or died, alone: what it may be charged for at most."""
-        return len(
-            {
-                call.run
-                for call in self.calls[self.asked.get(key, 0) :]
-                if call.keys == (key,) and call.failed is not False
-            }
-        )
-
-    def deaths(self, key: str) -> int:
-        return sum(key in call.keys and call.failed is None for call in self.calls)
-
-
-def of_rows(story: Story, rows: Sequence[Row], items: Sequence[Item], parked: int | None) -> Iterator[str]:
-    """At any time at which no transaction of a run is open. `parked`: what the job counts; None: a run died since."""
-    for row in rows:
-        if row.effects != row.done:
-            yield f"row {row.key} was done {row.done} times and its work is there {row.effects} times"
-        if row.done > 1 + story.reopened[row.key]:
-            yield f"row {row.key} was done {row.done} times"
-    for item in items:
-        if item.attempts and item.key in story.innocent:
-            yield f"row {item.key} never failed alone and is charged {item.attempts} attempts"
-        if item.attempts > story.attempts:
-            yield f"row {item.key} was tried {item.attempts} times of {story.attempts}"
-        if item.attempts > story.tries(item.key):
-            yield f"row {item.key} failed alone {story.tries(item.key)} times and is charged {item.attempts}"
-        if not item.dropped and not item.died and item.parked != (item.attempts == story.attempts):
-            yield f"row {item.key} has {item.attempts} attempts of {story.attempts}, and parked is {item.parked}"
-        if item.failed_at is not None and item.next_attempt_at is not None and not item.parked:
-            longest = min(story.backoff * 2 ** (item.attempts - 1), LONGEST_BACKOFF)
-            waits = item.next_attempt_at - item.failed_at
-            if not longest / 2 <= waits <= longest * 2:
-                yield f"row {item.key} waits {waits} after attempt {item.attempts}; told is about {longest}"
-    by_key = {item.key: item for item in items}
-    for row in rows:
-        item = by_key.get(row.key)
-        if not story.cut and row.pending and row.key not in story.touched | story.dropped and not story.deaths(row.key):
-            charged = 0 if item is None else item.attempts
-            if charged != story.tries(row.key):
-                yield f"row {row.key} failed alone {story.tries(row.key)} times and is charged {charged}"
-        if row.key in story.dropped and row.pending and (item is None or not item.dropped):
-            yield f"row {row.key} was dropped, and that is forgotten"
-    counted = sum(item.parked and not item.dropped for item in items)
-    if parked is not None and parked != counted:
-        yield f"the job counts {parked} parked rows and has {counted}"
-
-
-def of_call(call: Call, items: Mapping[str, Item], now: datetime) -> Iterator[str]:
-    """`items`: as committed when the work was called."""
-    for key in call.keys:
-        item = items.get(key)
-        if item is not None and item.waits(now) and not (call.keys == (key,) and item.died and not item.dropped):
-            yield f"row {key} is worked on though it is parked, dropped or waits: {item}"
-
-
-def of_run(
-    ended: Ended,
-    rows: Sequence[Row],
-    before: Sequence[Item],
-    items: Sequence[Item],
-    seen: Collection[str],
-    now: datetime,
+def of_rows(
+    rows: Sequence[Row], items: Sequence[Item], calls: Sequence[Call], attempts: int, backoff: timedelta
 ) -> Iterator[str]:
-    """After a run that nothing else ran beside, and that raised nothing. `seen`: rows that it worked on."""
-    known = {item.key: item for item in before}
-    by_key = {item.key: item for item in items}
-    failed = [
-        item.key
-        for item in items
-        if not item.died
-        and (item.key not in known or known[item.key].died or known[item.key].failed_at != item.failed_at)
-    ]
-    due = [row.key for row in rows if row.pending and not (row.key in by_key and by_key[row.key].waits(now))]
-    if ended.backlog != len(due):
-        yield f"the backlog is {ended.backlog}, and due are {due}"
+    """At any time at which no run is at work."""
+    by_key, known = {item.key: item for item in items}, {row.key: row for row in rows}
+    for row in rows:
+        if row.effects != row.done or row.done > 1 + row.reopened:
+            yield f"{row.key} was done {row.done} times, reopened {row.reopened}; its work is there {row.effects} times"
+        item = by_key.get(row.key)
+        if row.is_innocent and item is not None and item.attempts:
+            yield f"{row.key} never failed alone, and is charged {item.attempts} attempts"
+        if row.is_dropped and row.is_pending and (item is None or not item.is_dropped):
+            yield f"{row.key} was dropped, and that is forgotten"
+    for item in items:
+        asked_at = known[item.key].asked_at if item.key in known else 0
+        tried = {call.run for call in calls if call.number > asked_at and call.keys == [item.key] and not call.is_well}
+        if item.attempts > len(tried):
+            yield f"{item.key} failed alone in {len(tried)} runs, and is charged {item.attempts} attempts"
+        # Whether it is parked is told with its error; until then nothing was heard of its last attempt.
+        if not item.died and not item.is_dropped and item.is_parked != (item.attempts >= attempts):
+            yield f"{item.key} has {item.attempts} attempts of {attempts}, and parked is {item.is_parked}"
+        if item.attempts:
+            waits = item.next_attempt_at - item.failed_at
+            told = min(backoff * 2 ** (item.attempts - 1), LONGEST_BACKOFF)
+            if not told * 0.75 <= waits <= told * 1.25:
+                yield f"{item.key} waits {waits} after attempt {item.attempts}; told is {told}, spread by a quarter"
+    for call in calls:
+        if call.untimely:
+            yield f"{call.untimely} were parked, dropped or waited, and run {call.run} worked on them"
+
+
+def of_run(ended: Ended, rows: Sequence[Row], before: Sequence[Item], items: Sequence[Item], now: datetime) -> Iterator[str]:
+    """After a run beside which nobody did anything, and that raised nothing."""
+    by_key, seen = {item.key: item for item in items}, {item.key: item.failed_at for item in before}
+    pending = {row.key for row in rows if row.is_pending}
+    failed = [item for item in items if not item.died and item.failed_at != seen.get(item.key)]
+    failed += [item for item in items if not item.died and item.key in {old.key for old in before if old.died}]
+    due = [key for key in pending if key not in by_key or not by_key[key].waits(now)]
     told = "capped" if due else "partial" if failed else "succeeded"
-    if ended.outcome != told:
-        yield f"the run is {ended.outcome}, and should be {told}: failed {failed}, due {due}"
-    parked = sum(by_key[key].parked for key in failed)
-    if ended.parked != parked:
-        yield f"the run says it parked {ended.parked} rows, and parked {parked}"
-    if due and seen and (ended.follow_up_at is None or ended.follow_up_at > now + timedelta(minutes=1)):
-        yield f"rows are due, and another run is wanted only at {ended.follow_up_at}"
-    pending = {row.key for row in rows if row.pending}
-    waiting = [
-        item.next_attempt_at
-        for item in items
-        if item.key in pending and item.next_attempt_at is not None and not item.parked and not item.dropped
-    ]
+    if (ended.outcome, ended.backlog) != (told, len(due)):
+        yield f"it ended {ended.outcome} with a backlog of {ended.backlog}: due are {due}, failed {failed}"
+    parked = {item.key for item in failed if item.is_parked}
+    if ended.parked != len(parked):
+        yield f"it says that it parked {ended.parked} rows, and parked {parked}"
+    waiting = [item.next_attempt_at for item in items if not item.is_parked and not item.is_dropped]
     if not due and ended.follow_up_at != min(waiting, default=None):
-        yield f"another run is wanted at {ended.follow_up_at}, and the next row to try again at {min(waiting, default=None)}"
-    if not due:
-        stale = [item.key for item in items if item.key not in pending and not item.dropped]
-        if stale:
-            yield f"failures are kept of rows that are not pending: {stale}"
+        yield f"another run is wanted at {ended.follow_up_at}, and rows are to be tried again at {waiting}"
+    if due and (ended.follow_up_at is None or ended.follow_up_at > now + timedelta(minutes=1)):
+        yield f"rows are due, and another run is wanted at {ended.follow_up_at}"
 
 
 def of_the_end(rows: Sequence[Row], items: Sequence[Item]) -> Iterator[str]:
-    """After as many runs as anybody may ask for, with nothing left that waits."""
-    by_key = {item.key: item for item in items}
+    """After more runs than are needed, each after everything that waits has waited enough."""
+    given_up = {item.key for item in items if item.is_parked or item.is_dropped}
     for row in rows:
-        item = by_key.get(row.key)
-        if row.pending and not (item is not None and (item.parked or item.dropped)):
-            yield f"row {row.key} is neither done nor parked nor dropped: {item}"
+        if row.is_pending and (row.is_innocent or row.key not in given_up):
+            yield f"{row.key} is neither done nor, if it is bad, given up"
+    pending = {row.key for row in rows if row.is_pending}
+    for item in items:
+        if item.key not in pending:
+            yield f"a failure of {item.key} is kept, which is not pending any more: {item}"
