@@ -1,7 +1,8 @@
 """Rows that fail, kill, change and come while runs go on: whatever happens, the promises of `PendingRows` hold.
 
 GAFFER_PENDING_HISTORIES sets how many random histories there are beside the fixed ones, GAFFER_PENDING_SEED where they
-begin. A history is repeated by its seed: nothing in it depends on timing.
+begin, GAFFER_PENDING_ROWS and GAFFER_PENDING_STEPS how large they are. A history is repeated by its seed and size:
+nothing in it depends on timing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import random
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -26,17 +28,20 @@ from gaffer_dagster.testing import Clock
 from tests.support import claims_oracle as oracle
 from tests.support import faults, jobs, variants
 
-SEEDS = [1, 2, 3, 4, 5, 6]
+SEEDS = [1, 5, 6, 10]
 HISTORIES = int(os.environ.get("GAFFER_PENDING_HISTORIES", 0))
 SEED = int(os.environ.get("GAFFER_PENDING_SEED", 0)) or random.SystemRandom().randrange(1_000, 1_000_000)
-MOST_RUNS = 150
+ROWS = int(os.environ.get("GAFFER_PENDING_ROWS", 6))
+STEPS = int(os.environ.get("GAFFER_PENDING_STEPS", 8))
+MOST_RUNS = 12 * ROWS
 BACKOFF = timedelta(minutes=10)
 PENDING, DONE = "done_at is null", "done_at = gaffer.clock(), done = done + 1"
 GOOD = ("good", "beside", "self")
+DEEDS = ["run", "run", "run", "cut", "hand", "second run", "by hand", "operate", "time"]
 HOWS = [*["good"] * 10, "beside", "self", "always", "later", "violates", "late", "kills"]
 # `known`: what the oracle must know of a row, in a table of its own, for a run may hold the row.
 TABLES = """
-    create table item (id {0} primary key, how text, done int not null default 0, done_at timestamptz, ok_at timestamptz);
+    create table item (id {0} primary key, how text, ok_at timestamptz, done int default 0, done_at timestamptz);
     create table known (id {0}, innocent bool, dropped bool default false, reopened int default 0, asked int default 0);
     create table allowed (id text primary key);
     create table effect (id text references allowed deferrable initially deferred, how text check (how <> 'violates'));
@@ -51,7 +56,7 @@ class BadRowError(Exception):
 class History:
     """A table, a job over it, and what happens to both. `how` a row goes is a column of the row itself."""
 
-    def __init__(self, url: str, clock: Clock, seed: int) -> None:
+    def __init__(self, url: str, clock: Clock, seed: int, hows: Sequence[str] = ()) -> None:
         self.url, self.clock, self.rng = url, clock, random.Random(seed)
         self.type = self.rng.choice(["bigint", "text"])
         self.processes: dict[int, Any] = {}
@@ -60,14 +65,13 @@ class History:
         self.due = gd.PendingRows("item", "id", pending=PENDING, done=DONE, attempts=self.rng.randint(1, 3),
                                   parallel=self.rng.choice([1, 2]), backoff=BACKOFF)  # fmt: skip
         bounds = gd.Bounds(
-            batch_rows=self.rng.choice([1, 3, 10]), batches=self.rng.choice([1, 3, 20]), timeout="1m", batch_timeout="1s"
+            batch_rows=self.rng.choice([1, 3, 10]), batches=self.rng.choice([2, 20]), timeout="1m", batch_timeout="30s"
         )
         self.job = JobSpec("items", self.due, bounds=bounds)
         self.meanwhile = ""
-        for _ in range(self.rng.randint(5, 15)):
-            self.add(self.rng.choice(HOWS))
-        if self.rng.random() < 0.3:
-            self.add("slow")
+        drawn = [self.rng.choice(HOWS) for _ in range(self.rng.randint(3, ROWS))]
+        for how in hows or [*drawn, *["slow"] * (self.rng.random() < 0.3)]:
+            self.add(how)
         faults.say(f"seed {seed}: {self.due}, {self.job.limits}")
 
     def execute(self, text: Any, *params: Any) -> Any:
@@ -78,6 +82,9 @@ class History:
 
     def query(self, text: Any, *params: Any) -> list[tuple[Any, ...]]:
         return self.execute(text, *params).fetchall()
+
+    def close(self) -> None:
+        self.processes[os.getpid()].close()
 
     # ── what people do ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -147,7 +154,8 @@ class History:
             how, key = row["how"], str(row["id"])
             if how == "always" or (how == "later" and self.now() < row["ok_at"]) or (how == "beside" and len(keys) > 1):
                 raise BadRowError(key)
-            if how == "slow":
+            if how == "slow":  # for the batch's time limit, which a loaded machine must not reach by itself
+                batch.execute("set local statement_timeout = '0.2s'")
                 batch.execute("select pg_sleep(30)")
             if how == "kills":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -224,9 +232,8 @@ class History:
         assert code in (0, -signal.SIGKILL), "the run raised"
         return code != 0
 
-    def live(self, steps: int = 12) -> None:
-        for _ in range(steps):
-            deed = self.rng.choice(["run", "run", "run", "cut", "hand", "second run", "by hand", "operate", "time"])
+    def live(self, deeds: Sequence[str] = (), most_runs: int = MOST_RUNS) -> None:
+        for deed in deeds or self.rng.choices(DEEDS, k=STEPS):
             if deed == "by hand":
                 self.by_hand()
             elif deed == "operate":
@@ -235,7 +242,7 @@ class History:
                 self.clock.advance(timedelta(minutes=self.rng.choice([3, 120])))
             else:
                 self.run(deed)
-        for _ in range(MOST_RUNS):
+        for _ in range(most_runs):
             self.clock.advance(timedelta(hours=2))
             self.run()
             if not list(oracle.of_the_end(self.rows(), self.items())):
@@ -246,12 +253,76 @@ class History:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [*SEEDS, *range(SEED, SEED + HISTORIES)])
 def test_the_promises_hold_in_any_history(url: str, clock: Clock, seed: int) -> None:
-    live(url, clock, seed)
-
-
-def live(url: str, clock: Clock, seed: int) -> None:
-    history = History(url, clock, seed)
-    try:
+    with closing(History(url, clock, seed)) as history:
         history.live()
-    finally:
-        history.processes[os.getpid()].close()
+
+
+# ── broken ways to do it, each of which a history shows ──────────────────────────────────────────────────────────
+
+
+def _parks_too_late(url: str, _: pytest.MonkeyPatch) -> None:
+    late = "case when i.attempts + excluded.attempts {} c_attempts"
+    variants.replace(url, "settle_items", {late.format(">="): late.format(">")})
+
+
+def _charges_nothing_beforehand(_: str, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(pending_rows, "charge", lambda *_: None)  # pyright: ignore[reportUnknownLambdaType]
+
+
+def _fails_the_whole_page(_: str, patch: pytest.MonkeyPatch) -> None:
+    def work_on(page: Any, connection: db.Connection, work: Any, is_of_rows: Any) -> Any:
+        try:
+            return engine_items.Result(page, work(page), page.claimed.keys, page.claimed.failed)
+        except BadRowError as error:
+            return engine_items.Result(page, {}, (), [engine_items.failure(key, error) for key in page.claimed.keys])
+
+    patch.setattr(engine_items, "work_on", work_on)
+
+
+def _claims_on_another_connection(url: str, patch: pytest.MonkeyPatch) -> None:
+    claim = pending_rows._claim  # pyright: ignore[reportPrivateUsage]
+
+    def elsewhere(_: db.Connection, *of: Any) -> Any:
+        with db.connect(url, application_name="test") as connection:
+            return claim(connection, *of)
+
+    patch.setattr(pending_rows, "_claim", elsewhere)
+
+
+def _does_not_wait(_: str, patch: pytest.MonkeyPatch) -> None:
+    to_retry = pending_rows.to_retry
+
+    def at_once(connection: db.Connection, job: str, due_until: datetime, limit: int) -> Any:
+        return to_retry(connection, job, due_until + timedelta(days=1), limit)
+
+    patch.setattr(pending_rows, "to_retry", at_once)
+
+
+# Histories in which it shows: the seed (of the job's bounds), how the rows go, what is done, and what is said of it.
+BROKEN: list[tuple[Callable[[str, pytest.MonkeyPatch], None], int, list[str], list[str], str]] = [
+    (_parks_too_late, 5, ["good", "always"], ["run"], "parked is False"),
+    (_charges_nothing_beforehand, 7, ["good", "kills"], ["run"], "neither done nor"),
+    (_fails_the_whole_page, 2, ["good", "always"], ["run"], "never failed alone"),
+    (_claims_on_another_connection, 10, ["good", "good"], ["second run"], "its work is there 2 times"),
+    (_does_not_wait, 1, ["good", "always"], ["run"], "failed alone in 1 runs"),
+]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("broken", "seed", "hows", "deeds", "says"), BROKEN)
+def test_a_broken_way_is_seen(
+    url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, broken: Any, seed: int, hows: Any, deeds: Any, says: str
+) -> None:
+    with closing(History(url, clock, seed, hows)) as history:
+        broken(url, monkeypatch)
+        with pytest.raises(AssertionError, match=says):
+            history.live(deeds, most_runs=8)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("_broken", "seed", "hows", "deeds", "_says"), BROKEN)
+def test_the_product_passes_the_same(
+    url: str, clock: Clock, _broken: Any, seed: int, hows: Any, deeds: Any, _says: str
+) -> None:
+    with closing(History(url, clock, seed, hows)) as history:
+        history.live(deeds, most_runs=8)

@@ -1,4 +1,4 @@
-"""What must be true of rows that carry their own state, told from the promises and from what happened, and nothing else.
+"""What must be true of rows that carry their own state, told from the promises and from what happened.
 
 Nothing here knows how rows are claimed. It is given what the work was handed (`Call`), and what the tables show; it
 says what is wrong.
@@ -98,7 +98,9 @@ def of_rows(
             yield f"{call.untimely} were parked, dropped or waited, and run {call.run} worked on them"
 
 
-def of_run(ended: Ended, rows: Sequence[Row], before: Sequence[Item], items: Sequence[Item], now: datetime) -> Iterator[str]:
+def of_run(
+    ended: Ended, rows: Sequence[Row], before: Sequence[Item], items: Sequence[Item], now: datetime
+) -> Iterator[str]:
     """After a run beside which nobody did anything, and that raised nothing."""
     by_key, seen = {item.key: item for item in items}, {item.key: item.failed_at for item in before}
     pending = {row.key for row in rows if row.is_pending}
