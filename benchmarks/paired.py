@@ -30,9 +30,15 @@ class Result:
 
 
 def compare(
-    variants: Mapping[str, Callable[[], object]], *, blocks: int = 30, iterations: int = 20, seed: int = 0
+    variants: Mapping[str, Callable[[], object]],
+    *,
+    before: Callable[[str], object] = lambda name: None,
+    blocks: int = 30,
+    iterations: int = 20,
+    seed: int = 0,
 ) -> list[Result]:
-    """Times each variant `blocks` × `iterations` times, after as many iterations to warm up as are in a block."""
+    """Times each variant `blocks` × `iterations` times, after as many iterations to warm up as are in a block.
+    `before` makes ready for a variant, which is not timed."""
     chance = random.Random(seed)  # noqa: S311 — an order, nothing secret
     names = list(variants)
     medians: dict[str, list[float]] = {name: [] for name in names}
@@ -42,6 +48,7 @@ def compare(
             taken: dict[str, list[float]] = {name: [] for name in names}
             for _ in range(iterations):
                 for name in chance.sample(names, len(names)):
+                    before(name)
                     began = time.perf_counter()
                     variants[name]()
                     taken[name].append(time.perf_counter() - began)

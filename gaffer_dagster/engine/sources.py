@@ -316,6 +316,8 @@ class PendingSource:
 
     def _again(self, connection: db.Connection, position: Position, limit: int) -> Page | None:
         items = {item.key: item for item in pending_rows.to_retry(connection, self._job, self._until, limit)}
+        if not items:
+            return None
         rows = {row.key: row for row in pending_rows.claim(connection, self.table, list(items))}
         forget = pending_rows.gone(connection, self.table, [key for key in items if key not in rows])
         # What is neither claimed nor gone is in somebody else's hands.

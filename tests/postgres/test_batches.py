@@ -1025,8 +1025,8 @@ def test_a_batch_of_many_short_statements_may_take_no_longer_as_a_whole(url: str
     jobs.make_source(url, 5)
     if server == "before 17":  # which have no limit for a whole transaction
         (text,) = jobs.query(url, "select pg_get_functiondef('gaffer.begin_batch(uuid, interval)'::regprocedure)")[0]
-        assert "'transaction_timeout', v_ms" in text
-        ddl(url, text.replace("'transaction_timeout', v_ms", "'transaction_timeout', '0'"))
+        assert "'transaction_timeout', (v_ms + 1)::text" in text
+        ddl(url, text.replace("'transaction_timeout', (v_ms + 1)::text", "'transaction_timeout', '0'"))
 
     def many(batch: Batch) -> None:
         jobs.copy_rows(batch)
@@ -1050,6 +1050,25 @@ def test_a_batch_of_many_short_statements_may_take_no_longer_as_a_whole(url: str
     assert jobs.query(url, "select count(*) from target") == [(0,)]
     assert jobs.query(url, "select position from gaffer.job_watermark") == [(None,)]
     assert jobs.run(SPEC, url).items == 5
+
+
+@pytest.mark.parametrize("one_for_all", [False, True])
+def test_an_error_that_a_savepoint_undid_leaves_the_time_limit(url: str, one_for_all: bool) -> None:
+    """The server forgets `transaction_timeout` then, and leaves out the others where they are not shorter."""
+    if one_for_all:
+        (text,) = jobs.query(url, "select pg_get_functiondef('gaffer.begin_batch(uuid, interval)'::regprocedure)")[0]
+        ddl(url, text.replace("v_ms + 1", "v_ms"))
+    with jobs.connect(url) as connection:
+        forgets = connection.info.server_version >= 170000
+        connection.execute(f"begin; select gaffer.begin_batch('{UUID(int=1)}', '0.2s'); savepoint a")
+        with pytest.raises(pg.DivisionByZero):
+            connection.execute("select 1 / 0")
+        connection.execute("rollback to a")
+        if one_for_all and forgets:
+            connection.execute("select pg_sleep(1)")
+        else:
+            with pytest.raises(pg.QueryCanceled):
+                connection.execute("select pg_sleep(10)")
 
 
 def prefers(url: str, setting: str) -> None:

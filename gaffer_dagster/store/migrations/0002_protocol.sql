@@ -490,16 +490,18 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_ms text := ceil(extract(epoch from p_batch_timeout) * 1000)::text;
+    v_ms integer := ceil(extract(epoch from p_batch_timeout) * 1000);
 begin
     perform gaffer.raise_durability();
     perform set_config('gaffer.batch', p_batch::text, true),
             set_config('gaffer.seal', '', true),
-            set_config('statement_timeout', v_ms, true),
-            set_config('lock_timeout', v_ms, true),
-            set_config('idle_in_transaction_session_timeout', v_ms, true);
+            set_config('statement_timeout', v_ms::text, true),
+            set_config('lock_timeout', v_ms::text, true),
+            set_config('idle_in_transaction_session_timeout', v_ms::text, true);
     if current_setting('server_version_num')::integer >= 170000 then
-        perform set_config('transaction_timeout', v_ms, true);
+        -- The server forgets this one after an error that is undone by a savepoint, and the others count only where
+        -- they are shorter than it.
+        perform set_config('transaction_timeout', (v_ms + 1)::text, true);
     end if;
 end $$;
 
