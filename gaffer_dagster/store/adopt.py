@@ -251,7 +251,7 @@ def _choose(connection: db.Connection, here: _Here, names: Collection[str]) -> t
         if len(clusters) > 1:
             raise ForeignWatermarkError(
                 f"watermarks in table {name} were counted by more than one other cluster ({', '.join(clusters)}), and "
-                f"which rows they are behind cannot be known; {_by_hand(read)}"
+                f"which rows they are behind cannot be known; {_anew(read)}"
             )
     return chosen, [found[name] for name in sorted(found)]
 
@@ -301,11 +301,11 @@ def _is_in(job: _Job, table: Table) -> bool:
     return isinstance(job.position, dict) and str(job.position.get("of")).startswith(f"{table}(")
 
 
-def _by_hand(read: _Read) -> str:
+def _anew(read: _Read) -> str:
     names = ", ".join(reader.job.name for reader in read.readers)
     return (
-        f"say where each of these jobs goes on: {names} (gaffer watermark set JOB beginning; gaffer prepare "
-        f"{read.table} --key {read.readers[0].due.key} --apply; gaffer watermark set JOB after:KEY)"
+        f"restore anew, and adopt before anybody writes; or let jobs begin anew: {names} (gaffer watermark set JOB "
+        f"beginning, then: gaffer prepare {read.table} --key {read.readers[0].due.key} --apply)"
     )
 
 
@@ -323,28 +323,39 @@ def _weigh(connection: db.Connection, here: _Here, read: _Read) -> _Weighed:
         *(_is_due(reader, is_old) for reader in read.readers),
     ]
     row = connection.execute(
-        sql.SQL("select min({}::text) filter (where {}), {} from {}, {}").format(
-            sql.Identifier(read.table.schema, read.table.name, read.readers[0].due.key),
+        sql.SQL(
+            "select (pg_catalog.array_agg({key}::text order by {key}) filter (where {}))[:100], {} from {}, {}"
+        ).format(
             unclear,
             sql.SQL(", ").join(sql.SQL("pg_catalog.count(*) filter (where {})").format(each) for each in counted),
             read.table.identifier,
             _NEXT,
+            key=sql.Identifier(read.table.schema, read.table.name, read.readers[0].due.key),
         )
     ).fetchone()
     assert row is not None  # noqa: S101 — one row by construction
-    example, old, ahead, unclear_rows, *due = row
+    examples, old, ahead, unclear_rows, *due = row
     if not ahead and furthest <= here.triggers:
         return _Weighed(read, 0, due)
     if unclear_rows:
+        number_anew = sql.SQL(
+            "alter table {table} disable trigger gaffer_stamp_xid; update {table} set {} = pg_current_xact_id()"
+            " where {} in ({}); alter table {table} enable always trigger gaffer_stamp_xid"
+        ).format(
+            sql.Identifier(XID_COLUMN),
+            sql.Identifier(read.readers[0].due.key),
+            sql.SQL(", ").join(map(sql.Literal, examples)),
+            table=read.table.identifier,
+        )
         raise ForeignWatermarkError(
-            f"{unclear_rows:,} rows of table {read.table} (such as {read.readers[0].due.key} = {example}) were written "
-            "here since the restore, and it cannot be known whether they are new: restore anew, and adopt before "
-            f"anybody writes; or {_by_hand(read)}"
+            f"{unclear_rows:,} rows of table {read.table} were changed here since the restore, and it cannot be known "
+            "of them whether they were restored. If all of them are new, number them so, in one transaction: "
+            f"{number_anew.as_string(connection)} (with all their keys; these are the first {len(examples)}). "
+            f"Else {_anew(read)}"
         )
     if read.own:
         raise ForeignWatermarkError(
-            f"jobs have worked on table {read.table} since the restore: {', '.join(read.own)}; restore anew, and adopt "
-            f"before anybody writes; or {_by_hand(read)}"
+            f"jobs have worked on table {read.table} since the restore: {', '.join(read.own)}; {_anew(read)}"
         )
     return _Weighed(read, old, due)
 
