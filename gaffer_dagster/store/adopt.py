@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from psycopg import errors as pg
 from psycopg import sql
@@ -80,15 +80,20 @@ class _Job:
 
     name: str
     due: dict[str, Any]
-    position: Any
+    stored: object
     cluster: str | None
     written: int
     fences: Sequence[int]
 
     @property
+    def position(self) -> Position:
+        """Empty: there is none, or one that nothing but other code can read."""
+        return cast(Position, self.stored) if isinstance(self.stored, dict) else {}
+
+    @property
     def counts(self) -> bool:
         """Its watermark is one in the numbers of a cluster."""
-        return self.cluster is not None or (isinstance(self.position, dict) and "xid" in self.position)
+        return self.cluster is not None or "xid" in self.position
 
 
 @dataclass(frozen=True)
@@ -210,7 +215,7 @@ def _jobs(connection: db.Connection) -> list[_Job]:
     with connection.cursor(row_factory=class_row(_Job)) as cursor:
         return cursor.execute(
             """
-            select j.name, j.spec -> 'due' as due, w.position, w.cluster,
+            select j.name, j.spec -> 'due' as due, w.position as stored, w.cluster,
                    s.next - ((s.next - w.xmin::text::bigint) & 4294967295) as written,
                    array(select fence from gaffer.job_lease l where l.job = j.name order by slot) as fences
               from gaffer.job j join gaffer.job_watermark w on w.job = j.name,
@@ -258,7 +263,7 @@ def _choose(connection: db.Connection, here: _Here, names: Collection[str]) -> t
 
 def _reader(connection: db.Connection, here: _Here, job: _Job) -> _Reader:
     due = due_from_json(job.due)
-    if not isinstance(due, NewRows) or due.cursor is not None or not isinstance(job.position, dict):
+    if not isinstance(due, NewRows) or due.cursor is not None:
         raise _strange_position(job)
     table, key_type = prepare.checked(connection, due.table, due.key)
     source = Source(table, due.key, key_type, "new")
@@ -282,23 +287,23 @@ def _reader(connection: db.Connection, here: _Here, job: _Job) -> _Reader:
         raise ForeignWatermarkError(
             f"the watermark of job {job.name!r} is younger here than the triggers: it was changed since the restore, "
             f"or data was loaded into tables that were there already, whose trigger has numbered the rows of {table} "
-            "anew. What is done cannot be known; restore the whole database at once (schema and data), or say where "
-            f"the job goes on: gaffer watermark set {job.name} beginning; gaffer prepare {due.table} --key {due.key} "
-            f"--apply; gaffer watermark set {job.name} after:KEY"
+            "anew. What is done cannot be known; restore the whole database at once, schema and data, or let the job "
+            f"begin anew: gaffer watermark set {job.name} beginning, then: gaffer prepare {due.table} --key {due.key} "
+            "--apply"
         )
     return _Reader(job, due, source)
 
 
 def _strange_position(job: _Job) -> ForeignWatermarkError:
     return ForeignWatermarkError(
-        f"the watermark of job {job.name!r} ({job.position}) counts in transactions of cluster {job.cluster}, and only "
+        f"the watermark of job {job.name!r} ({job.stored}) counts in transactions of cluster {job.cluster}, and only "
         "the code that wrote it knows of which rows; say where it goes on (gaffer watermark set, or that code), or "
         "leave it out: name the jobs that are to be adopted"
     )
 
 
 def _is_in(job: _Job, table: Table) -> bool:
-    return isinstance(job.position, dict) and str(job.position.get("of")).startswith(f"{table}(")
+    return job.position.get("of", "").startswith(f"{table}(")
 
 
 def _anew(read: _Read) -> str:
