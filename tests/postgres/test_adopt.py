@@ -229,9 +229,10 @@ def over_two_clusters(
     for job in DUE:
         run(url, job, batches=1, rows=chance.randint(1, 12))
     with restored(dump(url, tmp_path), other_server, *how) as here:
+        change(here, 2)
         add(here, 3)
         add(here, 1)
-        change(here, 2)
+        change(here, 5 if changed else 0)
         jobs.execute(here, "delete from source where id in (select min(id) from source)")
         for job in ("by_id", "by_rank"):
             with pytest.raises(NotPreparedError, match="gaffer watermark adopt --dry-run"):
