@@ -15,7 +15,7 @@ from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.moment import as_moment, show_local
 from gaffer_dagster.domain.watermark import CursorPosition, Position, RowPosition, TimePosition
 from gaffer_dagster.errors import BadInputError
-from gaffer_dagster.store import db, horizon, jobs, migrate, new_rows, prepare, watermarks
+from gaffer_dagster.store import adopt, db, horizon, jobs, migrate, new_rows, prepare, watermarks
 
 
 @click.group()
@@ -61,6 +61,46 @@ def set_watermark(job: str, position: str, dry_run: bool, yes: bool, by: str | N
     click.echo(f"{job} goes on there")
 
 
+@watermark.command("adopt")
+@click.argument("names", metavar="[JOB]...", nargs=-1)
+@click.option("--dry-run", is_flag=True, help="Only say what would become of each job.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@whose
+def adopt_database(names: tuple[str, ...], dry_run: bool, yes: bool, by: str | None, reason: str | None) -> None:
+    """Go on with a database that was restored, or copied: all its jobs, or these.
+
+    Run it after the restore, before anybody writes. What was done when the backup was made stays done, and what was
+    due is due, in the order of the key. Fences go ahead of any that were given since the backup. Watermarks that
+    another cluster counted are moved to numbers of this one, and so are the rows of their tables, which are rewritten.
+    It is refused while a run is at work, and where it cannot be known which rows are done.
+    """
+    operator = operator_of(by, reason)
+    with db.connect(database.from_environment(), application_name="gaffer:watermark") as connection:
+        migrate.verify(connection)
+        plan = adopt.plan(connection, names)
+        for each in plan.jobs:
+            click.echo(f"{each.job}: {_adopted(each)}")
+        for table, rows in plan.rewritten:
+            click.echo(f"{table}: {rows:,} rows are rewritten, and nobody can write to it meanwhile")
+        if dry_run:
+            return
+        if not yes:
+            click.confirm("Adopt this database?", abort=True)
+        adopt.adopt(connection, names, operator)
+    click.echo(f"adopted: {len(plan.jobs)} job{'' if len(plan.jobs) == 1 else 's'}")
+
+
+def _adopted(job: adopt.Adoption) -> str:
+    fences = "fence " + ", ".join(f"{fence:,} to {fence + adopt.FENCE_GAP:,}" for fence in job.fences)
+    if job.move is None:
+        return f"{fences}; the watermark stays as it is"
+    return f"{fences}; from {_rows_said(job.move.since)} to {_rows_said(job.move.to)}; rows due: {job.move.due:,}"
+
+
+def _rows_said(position: Position) -> str:
+    return f"behind the row {position['key']} of transaction {position['xid']}"
+
+
 @dataclass(frozen=True)
 class _Move:
     """Where to, and what that means in words."""
@@ -87,7 +127,7 @@ def _said(record: JobRecord, position: Position | None) -> str:
         return f"at {show_local(until, record.timezone)}"
     if "cursor" in position:
         return f"behind the row {position['key']} of {position['cursor']} (UTC)"
-    return f"behind the row {position['key']} of transaction {position['xid']}"
+    return _rows_said(position)
 
 
 def _move(connection: db.Connection, record: JobRecord, text: str) -> _Move:
@@ -99,6 +139,9 @@ def _move(connection: db.Connection, record: JobRecord, text: str) -> _Move:
 
 def _move_rows(connection: db.Connection, record: JobRecord, due: NewRows, text: str) -> _Move:
     position: RowPosition | CursorPosition | None
+    if text == "beginning" and watermarks.is_foreign(connection, record.name):
+        # Its rows may have numbers of another cluster as well, and those cannot be mended as long as it counts in them.
+        return _Move(None, None, "all rows will be processed again")
     if due.cursor is None or due.settle is None:
         source = prepare.source(connection, due.table, due.key)
         settled, cluster = new_rows.horizon(connection, record.name, None, None)

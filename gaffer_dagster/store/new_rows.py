@@ -83,7 +83,11 @@ def horizon(connection: db.Connection, job: str, position: RowPosition | None, c
         raise ForeignWatermarkError(
             f"the watermark of job {job!r} (transaction {position.xid} of cluster {cluster}) was not counted by this "
             f"database (cluster {row[1]}): it was restored or copied. Nothing was read, since rows could be skipped in "
-            f"silence; decide where to go on, then: gaffer watermark set {job} beginning, end or after:KEY"
+            + (
+                "silence; to go on with this database, run: gaffer watermark adopt --dry-run"
+                if cluster != row[1]
+                else f"silence; decide where to go on, then: gaffer watermark set {job} beginning, end or after:KEY"
+            )
         )
     return row[0], row[1]
 

@@ -72,7 +72,11 @@ def source(connection: db.Connection, table_name: str, key: str) -> Source:
             (f"the column {XID_COLUMN}", state.column),
             ("the trigger that keeps it", state.trigger is not None and key in state.keys),
             (f"an index on ({XID_COLUMN}, {key})", state.index.is_there),
-            (f"in {XID_COLUMN} numbers of this cluster (rows were restored or copied)", not state.foreign),
+            (
+                f"in {XID_COLUMN} numbers of this cluster (rows were restored or copied; if the database was, first "
+                "of all: gaffer watermark adopt --dry-run)",
+                not state.foreign,
+            ),
         )
         if not there
     ]
@@ -121,8 +125,25 @@ def is_indexed(connection: db.Connection, source: Source) -> bool:
     return _index(connection, source.table, source.order, source.key).is_there
 
 
+def foreign_jobs(connection: db.Connection, table: tables.Table) -> list[str]:
+    """The jobs whose watermark is in this table, and was counted by another cluster."""
+    found = connection.execute(
+        """
+        select job from gaffer.job_watermark
+         where position ? 'xid' and cluster is distinct from gaffer.cluster()
+           and pg_catalog.starts_with(position ->> 'of', %s)
+         order by job
+        """,
+        [f"{table}("],
+    )
+    return [job for (job,) in found]
+
+
 def statements(connection: db.Connection, table_name: str, key: str, *, changed: bool | None) -> list[str]:
-    """The SQL that the table still lacks, in order. `changed`: also rows that are updated; None: as it is now."""
+    """The SQL that the table still lacks, in order. `changed`: also rows that are updated; None: as it is now.
+
+    Raises `NotPreparedError`, or `BadInputError`, for a table or key that cannot serve.
+    """
     table, _ = checked(connection, table_name, key)
     state = _state(connection, table, key)
     mode = "changed" if changed else "new" if changed is False else state.trigger or "new"
@@ -149,6 +170,13 @@ def statements(connection: db.Connection, table_name: str, key: str, *, changed:
             sql.SQL("alter table {} enable always trigger {}").format(name, trigger),
         ]
     if state.foreign:
+        foreign = foreign_jobs(connection, table)
+        if foreign:
+            raise NotPreparedError(
+                f"table {table} was restored with the watermarks of {', '.join(foreign)}, which count in the numbers "
+                "that its rows have now; with other ones it would be lost which rows are done. Run: gaffer watermark "
+                "adopt --dry-run"
+            )
         # Else they would be due when the cluster has counted that far. The trigger would leave them as they are.
         todo += [
             sql.SQL("alter table {} disable trigger {}").format(name, trigger),

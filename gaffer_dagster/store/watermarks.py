@@ -38,6 +38,17 @@ def set_position(
         )
 
 
+def is_foreign(connection: db.Connection, job: str) -> bool:
+    """Another cluster counted it."""
+    row = connection.execute(
+        """
+        select position ? 'xid' and cluster is distinct from gaffer.cluster() from gaffer.job_watermark where job = %s
+        """,
+        [job],
+    ).fetchone()
+    return bool(row and row[0])
+
+
 def after_row(connection: db.Connection, source: Source, horizon: str, key: str) -> new_rows.AnyPosition:
     """Behind the row with this key. Raises `BadInputError` where there is none, or rows may still come before it."""
     rows = _positions(
