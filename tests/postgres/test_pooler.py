@@ -173,8 +173,8 @@ def test_a_batch_that_takes_too_long_is_ended_by_the_server(url: str, pool: str,
             url,
             "begin_batch",
             {
-                "set_config('idle_in_transaction_session_timeout', v_ms, true)": "v_ms",
-                "perform set_config('transaction_timeout', v_ms, true)": "perform v_ms",
+                "set_config('idle_in_transaction_session_timeout', v_ms::text, true)": "null",
+                "perform set_config('transaction_timeout', (v_ms + 1)::text, true)": "null",
             },
         )
     jobs.make_source(url, 5)
@@ -346,7 +346,7 @@ def test_nothing_is_left_for_the_next_client(url: str) -> None:
 
 def test_a_setting_of_the_session_would_be_left(url: str) -> None:
     """B65, broken."""
-    setting = "set_config('statement_timeout', v_ms, {})"
+    setting = "set_config('statement_timeout', v_ms::text, {})"
     variants.replace(url, "begin_batch", {setting.format("true"): setting.format("false")})
     with pytest.raises(AssertionError):
         test_nothing_is_left_for_the_next_client(url)
