@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from click.testing import CliRunner
+from psycopg import sql
 
 import gaffer_dagster as gd
 from gaffer_dagster.cli import main
@@ -488,3 +489,73 @@ def test_texts_that_would_be_more_than_a_condition_do_nothing(url: str, due: dic
     with pytest.raises(error):
         jobs.run(spec(**due), url, effect)
     assert (done(url), items(url)) == ([], [])
+
+
+class Explaining(psycopg.Cursor[Any]):
+    def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().execute(sql.SQL("explain (analyze, buffers, format json) {}").format(query), *args, **kwargs)
+
+
+def claimed(connection: Any, after: str | None = None) -> tuple[bool, int]:
+    """Whether a page of a hundred rows is claimed by the index of pending ones, and how many pages that reads."""
+    source = pending_rows.source(connection, spec().due)  # pyright: ignore[reportArgumentType]
+    connection.execute("begin")
+    usual, connection.cursor_factory = connection.cursor_factory, Explaining
+    [explained] = pending_rows.claim_new(connection, source, "items", after, 100)
+    connection.cursor_factory = usual
+    connection.execute("rollback")
+    plan: Any = explained.key
+    read = plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
+    return '"Index Name": "gaffer_pending_' in json.dumps(plan), read
+
+
+def fill(connection: Any, finished: int, pending: int) -> None:
+    connection.execute("truncate item")
+    connection.execute("insert into item select n, 'v', now() from generate_series(1, %s::int) n", [finished])
+    connection.execute("insert into item select %s::int + n, 'v' from generate_series(1, %s) n", [finished, pending])
+    connection.execute("vacuum analyze item")
+
+
+def _in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = pending_rows._claim  # pyright: ignore[reportPrivateUsage]
+
+    def by_another(connection: Any, source: Any, wanted: Any, limit: int) -> Any:
+        return claim(connection, replace(source, key=sql.SQL("(item.id + 0)")), wanted, limit)
+
+    monkeypatch.setattr(pending_rows, "_claim", by_another)
+
+
+@pytest.mark.parametrize("variant", ["the product", "without its index", "in another order"])
+def test_a_claim_goes_by_the_index_of_pending_rows_and_reads_no_more_whatever_is_done(
+    url: str, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    make(url, 0, indexed=variant != "without its index")
+    if variant == "in another order":
+        _in_another_order(monkeypatch)
+    with db.connect(url, application_name="test") as connection:
+        fill(connection, 0, 1_000)
+        _, few = claimed(connection)
+        fill(connection, 30_000, 1_000)
+        by_index, many = claimed(connection)
+    if variant == "the product":
+        assert by_index
+        assert many <= few + 10 < 500
+    else:
+        assert not by_index or many > 2 * 1_000, "it reads all the pending rows"
+        assert many > few + 100 or few > 2 * 1_000
+
+
+def test_under_a_snapshot_only_the_first_claim_of_a_run_passes_what_was_done_since(url: str) -> None:
+    """No index lets go of entries that a snapshot may still need: whoever begins from the start goes through them."""
+    make(url, 0)
+    with db.connect(url, application_name="test") as connection, db.connect(url, application_name="test") as other:
+        fill(connection, 0, 31_000)
+        _, alone = claimed(connection)
+        other.execute("begin isolation level repeatable read; select pg_current_snapshot()")
+        connection.execute("update item set done_at = now() where id <= 30000")
+        connection.execute("vacuum analyze item")
+        first, following = claimed(connection), claimed(connection, "30000")
+        other.execute("rollback")
+    assert following[0]
+    assert following[1] <= alone + 10
+    assert first[1] > following[1] + 100, "the snapshot does not show: this test would see nothing"
