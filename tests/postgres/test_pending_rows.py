@@ -22,7 +22,7 @@ from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.errors import BadInputError, BadSpecError
 from gaffer_dagster.store import db, pending_rows, prepare
 from gaffer_dagster.testing import Clock
-from tests.support import jobs
+from tests.support import jobs, variants
 
 PENDING, DONE = "done_at is null", "done_at = gaffer.clock()"
 
@@ -85,6 +85,7 @@ def test_every_row_is_done_once(url: str) -> None:
 
 
 def test_a_bad_row_is_out_of_the_way_of_the_others_and_parked(url: str, clock: Clock) -> None:
+    """B83."""
     make(url, 100)
     job = spec(attempts=3, bounds={"batch_rows": 10, "batches": 1})
     outcomes = [jobs.run(job, url, failing(1), worker_clock=clock.now).outcome for _ in range(10)]
@@ -100,6 +101,16 @@ def test_a_bad_row_is_out_of_the_way_of_the_others_and_parked(url: str, clock: C
     assert jobs.query(url, "select parked, parked_at is not null from gaffer.job") == [(1, True)]
     clock.advance(timedelta(hours=2))
     assert jobs.run(job, url, failing(), worker_clock=clock.now).items == 0
+
+
+def test_a_bad_row_that_does_not_wait_is_in_the_way_of_the_others(url: str, clock: Clock) -> None:
+    """B83, broken: it heads the queue in every run until it is parked."""
+    make(url, 100)
+    variants.replace(url, "back_off", {"* (0.75 + random() / 2)": "* 0"})
+    job = spec(attempts=1_000, bounds={"batch_rows": 10, "batches": 1})
+    outcomes = [jobs.run(job, url, failing(1), worker_clock=clock.now).outcome for _ in range(10)]
+    assert outcomes == ["capped"] * 10
+    assert len(done(url)) < 50
 
 
 def test_a_row_that_was_mended_by_hand_is_forgotten(url: str, clock: Clock) -> None:
@@ -231,7 +242,24 @@ def test_a_value_that_python_cannot_hold_fails_its_row_only(url: str) -> None:
     assert "value that Python cannot" in items(url)[0][3]
 
 
-def test_a_claim_takes_no_more_than_it_says_whatever_the_plan(url: str) -> None:
+def _claim_within_the_condition(connection: Any, source: Any, wanted: Any, limit: int) -> list[pending_rows.Row]:
+    """The claim whose LIMIT a nested loop runs anew for each row."""
+    found = connection.execute(
+        sql.SQL(
+            "update {table} set value = value where {key} in (select {key} from {table} where {wanted} limit {limit}"
+            " for update skip locked) returning id::text, id"
+        ).format(table=source.table.identifier, key=source.key, wanted=wanted, limit=sql.Literal(limit))
+    )
+    return [pending_rows.Row(key, {"id": number}) for key, number in found]
+
+
+@pytest.mark.parametrize("variant", ["the product", "a subquery"])
+def test_a_claim_takes_no_more_than_it_says_whatever_the_plan(
+    url: str, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    """B80."""
+    if variant == "a subquery":
+        monkeypatch.setattr(pending_rows, "_claim", _claim_within_the_condition)
     make(url, 20, indexed=False)
     for off in ("hashjoin", "mergejoin", "sort", "hashagg", "material", "memoize"):
         jobs.execute(url, f"alter role current_user set enable_{off} = off")
@@ -244,7 +272,7 @@ def test_a_claim_takes_no_more_than_it_says_whatever_the_plan(url: str) -> None:
         jobs.run(spec(bounds={"batch_rows": 3, "batches": 1}), url, work)
     finally:
         jobs.execute(url, "alter role current_user reset all")
-    assert seen == [17]
+    assert seen == [17 if variant == "the product" else 0]
 
 
 def test_slots_work_side_by_side_each_with_a_lease_of_its_own(url: str) -> None:
