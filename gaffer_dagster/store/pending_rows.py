@@ -75,7 +75,7 @@ class ItemRecord:
 
 def source(connection: db.Connection, due: PendingRows) -> Source:
     """Raises `BadInputError` or `NotPreparedError` for a table, key or condition that cannot serve."""
-    table, key_type = prepare.checked(connection, due.table, due.key)
+    table, key_type = prepare.checked(connection, due.table, due.key, partitions=True)
     found = Source(
         table,
         sql.Identifier(table.schema, table.name, due.key),
@@ -113,13 +113,15 @@ def claim_new(connection: db.Connection, source: Source, job: str, after: str | 
         if after is None
         else sql.SQL(" and {} > {}::{}").format(source.key, sql.Literal(after), source.key_type)
     )
-    # A scalar subquery is looked up row by row; an anti-join may read all the failed rows for each page.
+    # A scalar subquery is looked up row by row, and only where there are failed rows at all; an anti-join may read all
+    # of them for each row.
     return _claim(
         connection,
         source,
         sql.SQL(
-            "{}{} and (select pg_catalog.count(*) from gaffer.job_item where job = {} and key = {}::text) = 0"
-        ).format(source.pending, behind, sql.Literal(job), source.key),
+            "{pending}{behind} and (not exists (select from gaffer.job_item where job = {job})"
+            " or (select true from gaffer.job_item where job = {job} and key = {key}::text) is null)"
+        ).format(pending=source.pending, behind=behind, job=sql.Literal(job), key=source.key),
         limit,
     )
 

@@ -193,7 +193,7 @@ def statements(connection: db.Connection, table_name: str, key: str, *, changed:
 def pending_statements(connection: db.Connection, table_name: str, key: str, pending: str) -> list[str]:
     """The SQL that the table still lacks so that what `PendingRows` claims costs the same however many rows are done:
     an index of the pending ones only."""
-    table, _ = checked(connection, table_name, key)
+    table, _ = checked(connection, table_name, key, partitions=True)
     digest = hashlib.sha256(f"{key}\0{pending}".encode()).hexdigest()[:8]
     index = f"gaffer_pending_{table.oid}_{digest}"
     found = connection.execute(
@@ -207,8 +207,10 @@ def pending_statements(connection: db.Connection, table_name: str, key: str, pen
     if found is not None and not found[0]:
         todo.append(sql.SQL("drop index concurrently {}").format(sql.Identifier(table.schema, index)))
     if found is None or not found[0]:
+        # The server builds no index of a whole partitioned table beside those who write it.
         todo.append(
-            sql.SQL("create index concurrently {} on {} ({}) where {}").format(
+            sql.SQL("create index {}{} on {} ({}) where {}").format(
+                sql.SQL("" if _is_partitioned(connection, table) else "concurrently "),
                 sql.Identifier(index),
                 table.identifier,
                 sql.Identifier(key),
@@ -231,8 +233,11 @@ def apply(connection: db.Connection, todo: list[str]) -> None:
         connection.execute(sql.SQL(text))  # pyright: ignore[reportArgumentType]
 
 
-def checked(connection: db.Connection, table_name: str, key: str) -> tuple[tables.Table, sql.SQL]:
-    """The table, and its key's type. Raises `NotPreparedError`, or `BadInputError`, where it cannot serve."""
+def checked(
+    connection: db.Connection, table_name: str, key: str, *, partitions: bool = False
+) -> tuple[tables.Table, sql.SQL]:
+    """The table, and its key's type. `partitions`: it may have some, or be one. Raises `NotPreparedError`, or
+    `BadInputError`, where it cannot serve."""
     table = tables.find(connection, table_name)
     column = table.column(key)
     type_name = column.type.split("(")[0]
@@ -242,12 +247,18 @@ def checked(connection: db.Connection, table_name: str, key: str) -> tuple[table
         )
     parent = connection.execute(
         """
-        select relkind = 'p' or relispartition or exists (select 1 from pg_catalog.pg_inherits where inhparent = c.oid)
+        select relkind = 'p' or relispartition,
+               relkind <> 'p' and exists (select 1 from pg_catalog.pg_inherits where inhparent = c.oid)
           from pg_catalog.pg_class c where oid = %s
         """,
         [table.oid],
     ).fetchone()
-    if parent and parent[0]:
+    if parent and partitions and parent[1]:
+        raise NotPreparedError(
+            f"table {table} has children that inherit from it: no key is unique among them all, so that a row could be "
+            "marked done for another; make them partitions, or name one of them"
+        )
+    if parent and not partitions and any(parent):
         raise NotPreparedError(
             f"table {table} has partitions or children, or is a partition: rows that come in by ATTACH PARTITION or "
             "through a child would be lost in silence; copy them into one table first"
@@ -294,6 +305,11 @@ def _state(connection: db.Connection, table: tables.Table, key: str) -> _State:
         index=_index(connection, table, XID_COLUMN, key),
         foreign=column is not None and _is_foreign(connection, table),
     )
+
+
+def _is_partitioned(connection: db.Connection, table: tables.Table) -> bool:
+    row = connection.execute("select relkind = 'p' from pg_catalog.pg_class where oid = %s", [table.oid]).fetchone()
+    return bool(row and row[0])
 
 
 def _is_foreign(connection: db.Connection, table: tables.Table) -> bool:

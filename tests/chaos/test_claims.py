@@ -142,10 +142,12 @@ def chaos(url: str, variant: str, rows: int, kills: int) -> int:
 
 
 def test_each_row_is_done_once_whoever_is_killed(url: str) -> None:
+    """B82."""
     assert chaos(url, "the product", ROWS, KILLS) == KILLS, "the work was over too soon"
 
 
 @pytest.mark.parametrize("variant", ["claims without a lock", "claims in a transaction before"])
 def test_a_broken_claim_is_found(url: str, variant: str) -> None:
+    """B82, broken."""
     with pytest.raises(AssertionError, match="each row once"):
         chaos(url, variant, 1_500, 6)
