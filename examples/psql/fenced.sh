@@ -21,6 +21,7 @@ select outcome, run_id, fence, coalesce(wanted_at::text, '') as wanted_at, outco
 begin;
 select from gaffer.begin_batch(:'lease_id', '5 minutes');
 \i :file
+\set ON_ERROR_STOP on
 -- \; sends both as one message: no pause fits between the check and the COMMIT.
 select from gaffer.commit_batch(:'job', 0, :fence, :'lease_id', :run_id, :'lease_id') \; commit;
 

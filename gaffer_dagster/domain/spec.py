@@ -68,6 +68,11 @@ class JobSpec:
                 f"job {self.name!r}: exclusion={self.exclusion!r} is not offered; use "
                 f"{' or '.join(map(repr, _EXCLUSIONS))}"
             )
+        if self.exclusion == "advisory" and self.slots > 1:
+            raise BadSpecError(
+                f"job {self.name!r}: exclusion='advisory' lets one batch be at work at a time, and "
+                f"parallel={self.slots} several; leave one of them out"
+            )
         if self.max_late is not None:
             object.__setattr__(self, "max_late", as_duration(self.max_late, f"job {self.name!r}: max_late"))
         if not isinstance(self.protect, (list, tuple)) or not all(

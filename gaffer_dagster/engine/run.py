@@ -76,6 +76,8 @@ _ATTEMPTS = 5
 _SLACK = timedelta(seconds=5)
 _COUNTING = timedelta(seconds=30)
 _FOLLOW_UP = timedelta(minutes=1)
+# A run that found nothing due, for somebody's open transaction: the next tick may be a day away.
+_HELD = timedelta(minutes=5)
 
 
 class Run:
@@ -627,7 +629,9 @@ class Run:
             return timedelta()
         # Idle because somebody else is not finished, or stopped by what may pass.
         passing = error is not None and (db.worth_repeating(error) or isinstance(error, DatabaseUnavailableError))
-        return _FOLLOW_UP if outcome is Outcome.CAPPED or passing else None
+        if outcome is Outcome.CAPPED or passing:
+            return _FOLLOW_UP
+        return None if self._held_by is None else _HELD
 
     def _log_end(self, record: RunRecord) -> None:
         if record.held_by is not None:

@@ -75,7 +75,7 @@ def _as_json(settled: Settled) -> dict[str, Any]:
 
 def lock(connection: db.Connection, lease: Lease) -> str | None:
     """Takes the job's advisory lock for this transaction. Who has it, if it cannot be had."""
-    row = connection.execute("select gaffer.lock_batch(%s, %s)", [lease.job, lease.slot]).fetchone()
+    row = connection.execute("select gaffer.lock_batch(%s)", [lease.job]).fetchone()
     return None if row is None else row[0]
 
 

@@ -10,8 +10,8 @@ from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from gaffer_dagster.domain.job import JobRecord
-from gaffer_dagster.domain.ledger import History, Period
-from gaffer_dagster.domain.spec import JobSpec
+from gaffer_dagster.domain.ledger import History, Pause, Period, open_tick
+from gaffer_dagster.domain.spec import JobSpec, schedule_from_json
 from gaffer_dagster.errors import UnknownJobError
 from gaffer_dagster.store import db, history
 
@@ -33,18 +33,26 @@ def register(connection: db.Connection, spec: JobSpec, registration: Registratio
     registered it before, if they differ. Raises `RenamedJobError`."""
     with db.refusals():
         found = connection.execute(
-            "select gaffer.base_of_spec(%s, %s), gaffer.clock()", [spec.name, spec.hash]
+            """
+            select gaffer.base_of_spec(%(job)s, %(hash)s), gaffer.clock(), j.next_due_at, j.spec -> 'schedule',
+                   j.paused_at, j.paused_until
+              from (select) as one left join gaffer.job j on j.name = %(job)s
+            """,
+            {"job": spec.name, "hash": spec.hash},
         ).fetchone()
         assert found is not None  # noqa: S101 — one row by construction
-        base, now = found
+        base, now, next_due_at, schedule, paused_at, paused_until = found
+        # A tick that was due stays so; which one that is after a pause is told by the schedule that it is of.
+        pause = None if paused_at is None else Pause(paused_at, paused_until)
+        still_due_at = open_tick(next_due_at, schedule_from_json(schedule), pause)
         # What was skipped in a pause stays so, though the ticks since then are looked at anew.
         past = History([Period(base, spec.schedule)], history.pauses(connection, spec.name))
         next_due_at = past.next(base, now)
         row = connection.execute(
-            "select gaffer.register(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+            "select gaffer.register(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
             [
                 spec.name, Jsonb(spec.as_json()), spec.hash, registration.work_hash, registration.zone_data,
-                spec.alerts.grace_for(spec.schedule), spec.slots, base, next_due_at,
+                spec.alerts.grace_for(spec.schedule), spec.slots, base, next_due_at, still_due_at,
                 [spec.name, *registration.known], registration.as_new,
             ],
         ).fetchone()  # fmt: skip

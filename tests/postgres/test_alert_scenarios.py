@@ -678,7 +678,7 @@ BROKEN = {
         test_what_delayed_one_tick_may_have_delayed_the_next,
     ),
     "a dead run gives up nothing": (
-        "acquire",
+        "abandon",
         {"perform gaffer.note_parked(p_job, v_dead.parked, v_dead.ended_at);": ""},
         lambda scene: test_rows_that_were_given_up_are_heard_however_the_run_ended(scene, None),
     ),

@@ -52,6 +52,22 @@ def test_a_change_while_a_tick_is_open_leaves_it_due(job: Ticking) -> None:
     assert job.due == 3.5
 
 
+def pause(job: Ticking, since: float, until: float) -> None:
+    job.clock.set(at(since))
+    with db.connect(job.url, application_name="test") as connection:
+        operations.pause(connection, job.spec.name, at(until), None, ANN)
+
+
+def test_a_change_after_a_pause_has_run_out_leaves_the_ticks_in_it_skipped(job: Ticking) -> None:
+    """Of the new schedule's ticks since the pause none was ever in force; of the old one's, those that came are due."""
+    pause(job, 0.5, 1.5)
+    job.register(1.75, ticking.spec("45 * * * *"))
+    assert job.due == 2.75
+    pause(job, 2.2, 3.2)
+    job.register(4.8, ticking.spec("10 * * * *"))
+    assert job.due == 3.75
+
+
 def test_a_finer_schedule_does_not_replay_the_past(job: Ticking) -> None:
     job.register(0.99, ticking.spec("* * * * *"))
     assert job.run(1.01).ticks_covered == 1
@@ -123,7 +139,7 @@ def test_intervals_of_another_grid_neither_repeat_nor_skip_time(url: str, clock:
 CHANGES: dict[str, tuple[str, dict[str, str], Callable[[Ticking], None]]] = {
     "each change of hash re-bases": (
         "register",
-        {"when next_due_at <= v_now then": "when false then"},
+        {"when p_still_due_at <= v_now then": "when false then"},
         lambda job: test_versions_that_alternate_do_not_push_a_tick_away(job, 0),
     ),
     "a change leaves the old tick": (

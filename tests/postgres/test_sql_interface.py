@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from uuid import uuid4
 
+import psycopg
 import pytest
 
 from gaffer_dagster.store import db, protect, tables
@@ -109,6 +110,7 @@ def test_a_fence_that_was_taken_over_makes_the_commit_fail(shop: str, tmp_path: 
         ("select 1 / 0;", "division by zero"),
         ("insert into totals values ('2001-01-01', 7); commit;", "without gaffer.commit_batch"),
         ("commit; insert into totals values ('2001-01-01', 7);", "no batch is open"),
+        ("\\set ON_ERROR_STOP off\ninsert into totals values ('2001-01-01', 7); select 1 / 0;", "division by zero"),
     ],
 )
 def test_what_fails_is_recorded_and_the_lease_is_free(shop: str, tmp_path: Path, work: str, complains: str) -> None:
@@ -132,6 +134,64 @@ def test_a_wake_up_that_met_this_run_is_not_forgotten(shop: str, tmp_path: Path)
     assert first.ends()[:2] == (0, "capped")
     assert jobs.query(shop, "select follow_up_at is not null from gaffer.job") == [(True,)]
     assert Script(shop, tmp_path, "select 1;").ends()[:2] == (0, "1\nsucceeded")
+
+
+RUN = "'nightly', 0, :fence, ':lease', :run"
+BATCH = "gaffer.begin_batch(':lease')"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("gaffer.acquire('nightly', 1, gen_random_uuid())", 'job "nightly" has no slot 1: its slots are 0 to 0'),
+        ("gaffer.acquire('nightly', -1, gen_random_uuid())", "has no slot -1"),
+        ("gaffer.acquire('nightly', 0, null)", "takes a lease_id"),
+        ("gaffer.acquire('nightly', 0, gen_random_uuid(), p_timeout => '-1 s')", "a timeout of more than zero"),
+        ("gaffer.acquire('nightly', 0, gen_random_uuid(), p_ttl => '11 minutes')", "cannot last 00:11:00"),
+        (f"gaffer.renew({RUN[:-6]}, '11 minutes')", "between 1 second and 10 minutes is allowed"),
+        (f"gaffer.renew({RUN[:-6]}, '0')", "cannot last 00:00:00"),
+        (f"gaffer.renew({RUN[:-6]}, null)", "cannot last <NULL>"),
+        (f"gaffer.supersede({RUN}, gen_random_uuid(), '11 minutes')", "cannot last 00:11:00"),
+        (f"{BATCH}, gaffer.commit_batch({RUN}, ':lease', p_ttl => '3 days')", "cannot last 3 days"),
+        (f"{BATCH}, gaffer.commit_batch({RUN}, ':lease', p_items => -5)", "cannot have -5 items"),
+        ("gaffer.begin_batch(null)", "a batch takes a uuid and a timeout between"),
+        ("gaffer.begin_batch(gen_random_uuid(), '0')", "between 1 millisecond and 1 day"),
+        ("gaffer.begin_batch(gen_random_uuid(), '100 days')", "not .* and 100 days"),
+        (f"gaffer.end_run({RUN}, 'busy')", "cannot end as busy"),
+        ("gaffer.advisory_key(null)", "needs the name of a job"),
+        ("gaffer.protect('gaffer.job')", "gaffer.job cannot be protected"),
+        ("gaffer.protect('short_lived')", "short_lived cannot be protected"),
+        ("gaffer.protect(null)", "table null cannot be protected"),
+    ],
+)
+def test_an_argument_that_cannot_be_meant_is_refused(url: str, call: str, said: str) -> None:
+    """A lease that was too long would be taken for one of a clock that ran ahead, and one of no length be lost."""
+    lease = uuid4()
+    with jobs.connect(url) as connection:
+        connection.execute("select gaffer.register_external('nightly')")
+        connection.execute("create temporary table short_lived (id int)")
+        row = connection.execute("select fence, run_id from gaffer.acquire('nightly', 0, %s)", [lease]).fetchone()
+        assert row is not None
+        known = {":fence": row[0], ":run": row[1], ":lease": lease}
+        for name, value in known.items():
+            call = call.replace(name, str(value))
+        with pytest.raises(psycopg.Error, match=said):
+            connection.execute(f"select {call}")
+        connection.rollback()
+    assert jobs.query(url, "select lease_id, lease_until > gaffer.clock() from gaffer.job_lease") == [(lease, True)]
+    assert runs(url) == [("running", 0)]
+
+
+def test_a_lease_id_serves_for_one_run(url: str) -> None:
+    jobs.execute(url, "select gaffer.register_external('nightly')")
+    lease = uuid4()
+    take = "select outcome, fence, run_id from gaffer.acquire('nightly', 0, %s)"
+    [(_, fence, run)] = jobs.query(url, take, lease)
+    assert jobs.query(url, take, lease) == [("granted", fence, run)]
+    jobs.query(url, "select gaffer.end_run('nightly', 0, %s, %s, %s)", fence, lease, run)
+    with pytest.raises(psycopg.Error, match=f'was that of run {run} of job "nightly", which is succeeded; make one'):
+        jobs.query(url, take, lease)
+    assert jobs.query(url, "select outcome from gaffer.acquire('nightly', 0, gen_random_uuid())") == [("granted",)]
 
 
 def test_the_document_names_every_refusal_and_only_functions_that_exist(url: str) -> None:

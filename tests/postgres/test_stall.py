@@ -287,6 +287,16 @@ def seen(url: str, clock: Clock) -> list[datetime]:
         return [begun, again, record.held_by_since, datetime.fromisoformat(found["held_since"])]
 
 
+def test_one_who_holds_for_a_moment_is_forgotten_before_the_next_tick(url: str) -> None:
+    """Which may be a day away: the rows would wait for it, and the alert speak of somebody who is gone."""
+    with opened(url, WRITES):
+        standing(url)
+    soon = "select follow_up_at - gaffer.clock() between '1 second' and '5 minutes' from gaffer.job"
+    assert jobs.query(url, soon) == [(True,)]
+    assert jobs.run(jobs.spec(), url).items == 1
+    assert jobs.query(url, "select held_since, held_by, follow_up_at from gaffer.job") == [(None, None, None)]
+
+
 def test_the_time_is_of_the_same_holder_and_begins_anew_with_another(url: str) -> None:
     clock = Clock(url)
     first, again, second, waits = seen(url, clock)

@@ -12,7 +12,7 @@ import pytest
 
 from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds
-from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows
+from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows, PendingRows
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.errors import BadSpecError
@@ -39,6 +39,12 @@ def test_names_that_cannot_be_are_refused_by_name(name: Any) -> None:
 def test_exclusion_that_is_not_offered_is_refused() -> None:
     with pytest.raises(BadSpecError, match=r"'a'.*exclusion='lock'"):
         JobSpec("a", DUE, exclusion="lock")
+
+
+def test_one_batch_at_a_time_and_several_runs_side_by_side_are_refused_together() -> None:
+    due = PendingRows("q", "id", pending="done_at is null", done="done_at = now()", parallel=2)
+    with pytest.raises(BadSpecError, match=r"exclusion='advisory'.*parallel=2.*leave one of them out"):
+        JobSpec("a", due, exclusion="advisory")
 
 
 def test_an_h_is_made_from_the_name() -> None:

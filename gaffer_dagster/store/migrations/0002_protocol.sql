@@ -134,12 +134,13 @@ end $$;
 --
 -- `p_base` is the answer of base_of_spec, and `p_next_due_at` the first tick of this spec after it: a changed spec, or
 -- changed zone data, goes by that, whatever its ticks before would have been; a tick that is due already under the old
--- one stays due. `p_known` are the jobs that are registered together with this one: a new job that does the work of a
+-- one (`p_still_due_at`, whatever a pause skipped before it) stays due. `p_known` are the jobs that are registered together with this one: a new job that does the work of a
 -- known one outside of them is a renamed job, which would begin anew with another watermark, and is refused unless
 -- `p_as_new`.
 create function gaffer.register(
     p_job text, p_spec jsonb, p_spec_hash text, p_work_hash text, p_zone_data text, p_grace interval,
-    p_slots integer, p_base timestamptz, p_next_due_at timestamptz, p_known text[], p_as_new boolean
+    p_slots integer, p_base timestamptz, p_next_due_at timestamptz, p_still_due_at timestamptz, p_known text[],
+    p_as_new boolean
 ) returns text
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -219,7 +220,7 @@ begin
            late_tick = case when p_next_due_at is not null and retired_at is null then late_tick end,
            next_due_at = case when p_next_due_at is null or retired_at is not null then p_next_due_at
                               when spec_hash = p_spec_hash and zone_data is not distinct from p_zone_data then next_due_at
-                              when next_due_at <= v_now then least(next_due_at, p_next_due_at)
+                              when p_still_due_at <= v_now then least(p_still_due_at, p_next_due_at)
                               else p_next_due_at end
      where name = p_job;
     insert into gaffer.job_spec (job, spec_hash, spec, first_seen_at, registered_at, since_at)
@@ -247,7 +248,7 @@ declare
 begin
     if not exists (select from gaffer.job where name = p_job) then
         perform gaffer.register(p_job, c_spec, 'external', null, null, interval '5 minutes', 1, gaffer.clock(), null,
-                                array[p_job], true);
+                                null, array[p_job], true);
     end if;
 end $$;
 
@@ -301,6 +302,18 @@ as $$
                            'The lease was taken by another run, or by hand'))
 $$;
 
+-- How long a lease may last; see acquire for the upper end.
+create function gaffer.check_ttl(p_job text, p_ttl interval) returns void
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_ttl is null or p_ttl not between interval '1 second' and interval '10 minutes' then
+        raise exception 'the lease of job "%" cannot last %: between 1 second and 10 minutes is allowed', p_job, p_ttl
+            using errcode = 'invalid_parameter_value';
+    end if;
+end $$;
+
 -- Takes the lease if it is free. `p_lease_id` is made by the caller, one for each run: the same call again (its
 -- answer was lost) returns the same grant. With `p_wait` 0 a taken lease is `busy` at once and the wish is noted
 -- in `wanted_at`; the caller then asks once more with a wait, since the holder may just be ending.
@@ -336,8 +349,10 @@ declare
     v_blocked text;
     v_grant gaffer.lease_grant;
 begin
-    if p_ttl not between interval '1 second' and c_longest then
-        raise exception 'the lease of job "%" cannot last %: between 1 second and % is allowed', p_job, p_ttl, c_longest;
+    perform gaffer.check_ttl(p_job, p_ttl);
+    if p_lease_id is null or p_timeout is null or p_timeout <= interval '0' then
+        raise exception 'a run of job "%" takes a lease_id (gen_random_uuid()) and a timeout of more than zero, not % and %',
+            p_job, p_lease_id, p_timeout using errcode = 'invalid_parameter_value';
     end if;
     perform gaffer.raise_durability();
     perform set_config('lock_timeout',
@@ -360,6 +375,10 @@ begin
     select * into v_job from gaffer.job where name = p_job;
     if not found then
         raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
+    end if;
+    if p_slot is null or p_slot not between 0 and v_job.slots - 1 then
+        raise exception 'job "%" has no slot %: its slots are 0 to %', p_job, p_slot, v_job.slots - 1
+            using errcode = 'invalid_parameter_value';
     end if;
 
     if p_refusal is not null then
@@ -452,6 +471,10 @@ begin
                 coalesce(p_spec_hash, v_job.spec_hash), p_redo, p_zone_data, gaffer.cluster(), (select timeline_id from pg_catalog.pg_control_checkpoint()),
                 v_grant.granted_at, v_grant.granted_at + p_timeout, 'running', v_grant.position, v_grant.position)
         returning * into v_run;
+    elsif v_run.job <> p_job or v_run.outcome <> 'running' then
+        raise exception 'the lease_id % was that of run % of job "%", which is %; make one for each run: '
+            'gen_random_uuid()', p_lease_id, v_run.id, v_run.job, v_run.outcome
+            using errcode = 'invalid_parameter_value';
     end if;
     v_grant.run_id := v_run.id;
     v_grant.deadline_at := v_run.deadline_at;
@@ -471,6 +494,7 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+    perform gaffer.check_ttl(p_job, p_ttl);
     perform set_config('lock_timeout', '2s', true);
     perform 1 from gaffer.job_lease
       where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id for no key update;
@@ -490,8 +514,14 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_ms integer := ceil(extract(epoch from p_batch_timeout) * 1000);
+    v_ms integer;
 begin
+    if p_batch is null or p_batch_timeout is null
+       or p_batch_timeout not between interval '1 millisecond' and interval '1 day' then
+        raise exception 'a batch takes a uuid and a timeout between 1 millisecond and 1 day, not % and %', p_batch,
+            p_batch_timeout using errcode = 'invalid_parameter_value';
+    end if;
+    v_ms := ceil(extract(epoch from p_batch_timeout) * 1000);
     perform gaffer.raise_durability();
     perform set_config('gaffer.batch', p_batch::text, true),
             set_config('gaffer.seal', '', true),
@@ -522,6 +552,11 @@ declare
     v_now timestamptz;
     v_parked bigint := 0;
 begin
+    perform gaffer.check_ttl(p_job, p_ttl);
+    if p_items is null or p_items < 0 then
+        raise exception 'a batch of job "%" cannot have % items', p_job, p_items
+            using errcode = 'invalid_parameter_value';
+    end if;
     if current_setting('gaffer.batch', true) is distinct from p_batch::text then
         raise exception 'the transaction of this batch of job "%" was ended by its own code', p_job
             using errcode = 'GF004';
@@ -582,6 +617,7 @@ declare
     v_run gaffer.job_runs;
     v_grant gaffer.lease_grant;
 begin
+    perform gaffer.check_ttl(p_job, p_ttl);
     perform gaffer.raise_durability();
     select * into v_lease from gaffer.job_lease where job = p_job and slot = p_slot for no key update;
     if v_lease.lease_id = p_new_lease_id and v_lease.fence = p_fence + 1 then
@@ -638,6 +674,11 @@ declare
     v_done boolean := p_outcome in ('succeeded', 'partial');
     v_held_by_since timestamptz;
 begin
+    if p_outcome is null or p_outcome not in
+       ('succeeded', 'partial', 'capped', 'interrupted', 'failed', 'timed_out', 'lost_lease') then
+        raise exception 'a run of job "%" cannot end as %', p_job, p_outcome
+            using errcode = 'invalid_parameter_value';
+    end if;
     perform gaffer.raise_durability();
     perform 1 from gaffer.job_lease
       where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id for no key update;

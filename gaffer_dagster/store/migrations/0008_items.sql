@@ -143,22 +143,25 @@ end $$;
 
 -- `exclusion="advisory"`: the key of the lock that each batch of a job holds from its begin to its COMMIT. Whoever
 -- takes the same one (select pg_advisory_xact_lock(gaffer.advisory_key('job'))) keeps batches away for so long.
-create function gaffer.advisory_key(p_job text, p_slot integer default 0) returns bigint
-language sql immutable
+create function gaffer.advisory_key(p_job text) returns bigint
+language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select ('x' || left(encode(sha256(convert_to(format('gaffer_dagster/%s/%s', p_job, p_slot), 'UTF8')), 'hex'), 16))
-           ::bit(64)::bigint
-$$;
+begin
+    if p_job is null then  -- a lock of null would be none
+        raise exception 'advisory_key needs the name of a job' using errcode = 'invalid_parameter_value';
+    end if;
+    return ('x' || left(encode(sha256(convert_to('gaffer_dagster/' || p_job, 'UTF8')), 'hex'), 16))::bit(64)::bigint;
+end $$;
 
 -- Takes that lock for this transaction, or says who has it; null: it is taken. On its own, since a lock function
 -- within a query also locks for rows that are not returned.
-create function gaffer.lock_batch(p_job text, p_slot integer) returns text
+create function gaffer.lock_batch(p_job text) returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    c_key constant bigint := gaffer.advisory_key(p_job, p_slot);
+    c_key constant bigint := gaffer.advisory_key(p_job);
 begin
     if pg_try_advisory_xact_lock(c_key) then
         return null;

@@ -183,6 +183,11 @@ declare
     v_table gaffer.protected_table;
     v_job text;
 begin
+    if not exists (select from pg_class where oid = p_table and relpersistence <> 't'
+                      and relnamespace <> 'gaffer'::regnamespace) then
+        raise exception 'table % cannot be protected: name a table of your own that is not temporary',
+            coalesce(p_table::text, 'null') using errcode = 'invalid_parameter_value';
+    end if;
     foreach v_job in array coalesce(p_jobs, '{}') loop
         if not exists (select from gaffer.job where name = v_job) then
             raise exception 'job "%" is not registered: gaffer register MODULE, or see gaffer status for its name', v_job
@@ -254,8 +259,9 @@ declare
     v_each regclass;
     v_count integer := 0;
 begin
-    -- No partition may come in between.
-    execute format('lock table %s in share row exclusive mode', p_table);
+    if p_table is not null then  -- no partition may come in between
+        execute format('lock table %s in share row exclusive mode', p_table);
+    end if;
     v_guard := (gaffer.note_protection(p_table, p_jobs, p_by, p_reason)).guard;
     v_flag := 'gaffer.guard_' || replace(v_guard::text, '-', '');
     perform gaffer.drop_guards(p_table);
