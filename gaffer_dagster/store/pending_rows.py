@@ -286,12 +286,12 @@ def _claim(connection: db.Connection, source: Source, wanted: sql.Composed, limi
     with connection.cursor(row_factory=tuple_row) as cursor:
         cursor.execute(query)
         for number in range(cursor.rowcount):
+            cursor.scroll(number, mode="absolute")  # a row that cannot be read is not passed by reading it
             try:
                 values = cursor.fetchone()
-            except psycopg.DataError as error:
+            except Exception as error:  # whatever a type's loader raises: nothing is sent here
                 key = cursor.pgresult.get_value(number, len(names)) if cursor.pgresult else None
                 rows.append(Row((key or b"").decode(), {}, f"it holds a value that Python cannot: {error}"))
-                cursor.scroll(1)
             else:
                 assert values is not None  # noqa: S101 — rowcount says so
                 rows.append(Row(values[-1], dict(zip(names, values, strict=False))))

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 from psycopg import sql
+from typing_extensions import LiteralString
 
 import gaffer_dagster as gd
 from gaffer_dagster.cli import main
@@ -234,13 +235,23 @@ def test_sql_that_cannot_be_used_is_said_before_anything_is_claimed(url: str, du
         jobs.run(spec(**due), url, effect)
 
 
-def test_a_value_that_python_cannot_hold_fails_its_row_only(url: str) -> None:
-    make(url, 3)
-    jobs.execute(url, "alter table item add at date")
-    jobs.execute(url, "update item set at = 'infinity' where id = 2")
-    record = jobs.run(spec(), url, effect)
-    assert (record.outcome, record.items, done(url)) == ("partial", 2, [1, 3])
-    assert "value that Python cannot" in items(url)[0][3]
+@pytest.mark.parametrize("bad", [[2], [3], [1, 4, 6], [1, 2, 3], [1, 2, 3, 4, 5, 6]])
+@pytest.mark.parametrize("value", ["at = 'infinity'", "at = '0044-03-15 BC'", "doc = repeat('9', 5000)::jsonb"])
+def test_a_value_that_python_cannot_hold_fails_its_row_only(
+    url: str, clock: Clock, bad: list[int], value: LiteralString
+) -> None:
+    make(url, 6)
+    jobs.execute(url, "alter table item add at timestamptz, add doc jsonb")
+    jobs.execute(url, f"update item set {value} where id = any(%s)", bad)
+    good = [n for n in range(1, 7) if n not in bad]
+    job = spec(attempts=2, bounds={"batch_rows": 3})
+    record = jobs.run(job, url, effect, worker_clock=clock.now)
+    assert (record.outcome, record.items, done(url)) == ("partial", len(good), good)
+    assert [row[:3] for row in items(url)] == [(str(n), 1, False) for n in bad]
+    clock.advance(timedelta(hours=2))
+    jobs.run(job, url, effect, worker_clock=clock.now)
+    assert [row[:3] for row in items(url)] == [(str(n), 2, True) for n in bad]
+    assert all("value that Python cannot" in row[3] for row in items(url))
 
 
 def _claim_within_the_condition(connection: Any, source: Any, wanted: Any, limit: int) -> list[pending_rows.Row]:
