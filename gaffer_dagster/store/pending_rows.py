@@ -85,7 +85,7 @@ def source(connection: db.Connection, due: PendingRows) -> Source:
     )
     try:
         # Planned, not run: what is wrong with either text is said before any row is claimed.
-        connection.execute(sql.SQL("explain {}").format(_mark_done(found, [])))
+        connection.execute(sql.SQL("explain {}").format(mark_done(found, [])))
     except psycopg.Error as error:
         raise BadInputError(
             f"PendingRows on {table}: pending={due.pending!r} or done={due.done!r} cannot be used: "
@@ -128,10 +128,7 @@ def claim_new(connection: db.Connection, source: Source, job: str, after: str | 
 
 def claim(connection: db.Connection, source: Source, keys: Sequence[str]) -> list[Row]:
     """Claims these rows, as far as they are pending and nobody else works on them."""
-    wanted = sql.SQL("{} = any({}::{}[]) and {}").format(
-        source.key, sql.Literal(list(keys)), source.key_type, source.pending
-    )
-    return _claim(connection, source, wanted, len(keys))
+    return _claim(connection, source, _pending_of(source, keys), len(keys))
 
 
 def claimed(source: Source, keys: Sequence[Any]) -> db.Query:
@@ -233,12 +230,18 @@ def charge(connection: db.Connection, lease: Lease, key: str, backoff: timedelta
 
 
 def mark_done(source: Source, keys: Sequence[str]) -> sql.Composed:
-    """The rows with these keys are done, as far as their own work has not said otherwise already. A CTE `settled` of
-    how many of them are still pending after that, for the statement that commits the batch."""
-    return sql.SQL(
-        "with marked as ({} returning {} as is_pending),"
-        " settled as (select pg_catalog.count(*) filter (where is_pending) as still_pending from marked) "
-    ).format(_mark_done(source, keys), source.pending)
+    """The rows with these keys are done, as far as their own work has not said otherwise already."""
+    return sql.SQL("update {} set {}\n where {}").format(
+        source.table.identifier, source.done, _pending_of(source, keys)
+    )
+
+
+def still_pending(source: Source, keys: Sequence[str]) -> sql.Composed:
+    """How many of these rows are pending, for a statement after `mark_done`: a trigger may have kept it from a row, or
+    undone it."""
+    return sql.SQL("(select pg_catalog.count(*) from {} where {})").format(
+        source.table.identifier, _pending_of(source, keys)
+    )
 
 
 def items(connection: db.Connection, job: str, *, everything: bool, limit: int) -> list[ItemRecord]:
@@ -262,9 +265,9 @@ def _due(source: Source, job: str, due_until: datetime) -> sql.Composed:
     ).format(source.table.identifier, source.pending, sql.Literal(job), source.key, sql.Literal(due_until))
 
 
-def _mark_done(source: Source, keys: Sequence[str]) -> sql.Composed:
-    return sql.SQL("update {} set {}\n where {} = any({}::{}[]) and {}").format(
-        source.table.identifier, source.done, source.key, sql.Literal(list(keys)), source.key_type, source.pending
+def _pending_of(source: Source, keys: Sequence[str]) -> sql.Composed:
+    return sql.SQL("{} = any({}::{}[]) and {}").format(
+        source.key, sql.Literal(list(keys)), source.key_type, source.pending
     )
 
 

@@ -226,6 +226,37 @@ def test_rows_that_stay_pending_are_no_success(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("when", "does"),
+    [
+        ("before", "return case when new.id = 2 then null else new end;"),
+        ("before", "if new.id = 2 then new.done_at = null; end if; return new;"),
+        ("after", "update item set done_at = null where id = 2; return null;"),
+    ],
+)
+def test_a_row_that_a_trigger_keeps_pending_is_no_success(url: str, when: LiteralString, does: LiteralString) -> None:
+    make(url, 3)
+    jobs.execute(url, f"create function undo() returns trigger language plpgsql as $$ begin {does} end $$")
+    jobs.execute(
+        url,
+        f"create trigger undo {when} update on item for each row when (pg_trigger_depth() = 0) execute function undo()",
+    )
+    with pytest.raises(BadSpecError, match=r"1 rows of a batch .* still pending after what done= sets"):
+        jobs.run(spec(), url, effect)
+    assert (done(url), items(url)) == ([], [])
+
+
+def test_rows_that_their_own_work_ends_or_deletes_are_done(url: str) -> None:
+    make(url, 3)
+
+    def work(batch: Batch) -> None:
+        batch.execute("delete from item where id = 1")
+        batch.execute("update item set done_at = now() where id = 2")
+
+    assert jobs.run(spec(), url, work).items == 3
+    assert jobs.run(spec(), url, work).items == 0
+
+
+@pytest.mark.parametrize(
     ("due", "says"),
     [({"pending": "nothing is"}, "pending="), ({"done": "nothing = 1"}, "done=")],
 )
