@@ -268,6 +268,8 @@ class PendingSource:
     def page(
         self, connection: db.Connection, position: Position | None, limit: int, *, stays: bool = False
     ) -> Page | Wait | None:
+        if stays:
+            self.table = replace(self.table, columns=())
         if position is None:
             position = {"turn": "again"}
             gone = pending_rows.gone(connection, self.table, pending_rows.given_up(connection, self._job))
@@ -281,7 +283,8 @@ class PendingSource:
         return None
 
     def query(self, page: Page) -> db.Query:
-        return pending_rows.claimed(self.table, [row[self.due.key] for row in page.rows])
+        assert page.claimed is not None  # noqa: S101 — this source's pages are
+        return pending_rows.claimed(self.table, page.claimed.keys)
 
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
         return pending_rows.backlog(connection, self.table, self._job, self._until)

@@ -31,13 +31,14 @@ _AT_ONCE = 1_000
 
 @dataclass(frozen=True)
 class Source:
-    """A table as `PendingRows` reads it."""
+    """A table as `PendingRows` reads it. `columns`: those that a claim brings, besides the key as text."""
 
     table: tables.Table
     key: sql.Identifier
     key_type: sql.SQL
     pending: sql.Composed
     done: sql.SQL
+    columns: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def source(connection: db.Connection, due: PendingRows) -> Source:
         key_type,
         sql.SQL("(\n{}\n)").format(sql.SQL(due.pending)),
         sql.SQL(due.done),
+        list(table.columns),
     )
     try:
         # Planned, not run: what is wrong with either text is said before any row is claimed.
@@ -131,13 +133,13 @@ def claim(connection: db.Connection, source: Source, keys: Sequence[str]) -> lis
     return _claim(connection, source, _pending_of(source, keys), len(keys))
 
 
-def claimed(source: Source, keys: Sequence[Any]) -> db.Query:
+def claimed(source: Source, keys: Sequence[str]) -> db.Query:
     """The query for rows that were claimed."""
     return sql.SQL("select {} from {} where {} = any({}::{}[])").format(
         sql.SQL(", ").join(map(sql.Identifier, source.table.columns)),
         source.table.identifier,
         source.key,
-        sql.Literal([str(key) for key in keys]),
+        sql.Literal(list(keys)),
         source.key_type,
     )
 
@@ -272,13 +274,14 @@ def _pending_of(source: Source, keys: Sequence[str]) -> sql.Composed:
 
 
 def _claim(connection: db.Connection, source: Source, wanted: sql.Composed, limit: int) -> list[Row]:
-    names = list(source.table.columns)
+    key = sql.SQL("{}::text as gaffer_key").format(source.key)
     query = sql.SQL(
-        "with due as materialized (select {}, {}::text as gaffer_key from {} where {} order by {} limit {}"
-        " for update of {} skip locked) select * from due"
+        "with due as materialized (select {} from {} where {} order by {} limit {} for update of {} skip locked)"
+        " select * from due"
     ).format(
-        sql.SQL(", ").join(map(sql.Identifier, names)),
-        source.key,
+        sql.SQL(", ").join(
+            [*map(sql.Identifier, source.columns), sql.SQL("{}::text as gaffer_key").format(source.key)]
+        ),
         source.table.identifier,
         wanted,
         source.key,
@@ -293,9 +296,9 @@ def _claim(connection: db.Connection, source: Source, wanted: sql.Composed, limi
             try:
                 values = cursor.fetchone()
             except Exception as error:  # whatever a type's loader raises: nothing is sent here
-                key = cursor.pgresult.get_value(number, len(names)) if cursor.pgresult else None
-                rows.append(Row((key or b"").decode(), {}, f"it holds a value that Python cannot: {error}"))
+                found = cursor.pgresult.get_value(number, len(source.columns)) if cursor.pgresult else None
+                rows.append(Row((found or b"").decode(), {}, f"it holds a value that Python cannot: {error}"))
             else:
                 assert values is not None  # noqa: S101 — rowcount says so
-                rows.append(Row(values[-1], dict(zip(names, values, strict=False))))
+                rows.append(Row(values[-1], dict(zip(source.columns, values, strict=False))))
     return rows
