@@ -325,8 +325,11 @@ class PendingSource:
         forget = pending_rows.gone(connection, self.table, [key for key in items if key not in rows])
         # What is neither claimed nor gone is in somebody else's hands.
         spent = [key for key in rows if items[key].attempts >= self.due.attempts]
-        failed = [Failed(key, _DIED.format(items[key].attempts), None, charged=True) for key in spent]
-        suspects = [key for key in rows if key not in spent and (self.alone or items[key].died)]
+        failed = [
+            Failed(key, items[key].error or _DIED.format(items[key].attempts), items[key].sqlstate, charged=True)
+            for key in spent
+        ]
+        suspects = [key for key in rows if key not in spent and (self.alone or items[key].error is None)]
         then = {**position, "turn": "new"}
         tame = [row for key, row in rows.items() if key not in spent and key not in suspects]
         if tame or forget or failed:

@@ -52,11 +52,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Item:
-    """A row that failed and is to be tried again. `died`: the process that worked on it has not said how it went."""
+    """A row that failed and is to be tried again. `error`: None where the process that worked on it has not said how it
+    went."""
 
     key: str
     attempts: int
-    died: bool
+    sqlstate: str | None
+    error: str | None
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def to_retry(connection: db.Connection, job: str, due_until: datetime, limit: in
     with connection.cursor(row_factory=class_row(Item)) as cursor:
         return cursor.execute(
             """
-            select key, attempts, error is null as died from gaffer.job_item
+            select key, attempts, sqlstate, error from gaffer.job_item
              where job = %s and parked_at is null and dropped_at is null and next_attempt_at <= %s
              order by next_attempt_at, key limit %s
             """,
@@ -274,7 +276,6 @@ def _pending_of(source: Source, keys: Sequence[str]) -> sql.Composed:
 
 
 def _claim(connection: db.Connection, source: Source, wanted: sql.Composed, limit: int) -> list[Row]:
-    key = sql.SQL("{}::text as gaffer_key").format(source.key)
     query = sql.SQL(
         "with due as materialized (select {} from {} where {} order by {} limit {} for update of {} skip locked)"
         " select * from due"

@@ -207,6 +207,20 @@ def test_a_row_that_ends_its_process_is_parked_and_those_beside_it_are_not_charg
     assert jobs.query(url, "select parked from gaffer.job") == [(1,)]
 
 
+def test_a_row_that_is_parked_since_fewer_attempts_are_allowed_keeps_its_error(url: str, clock: Clock) -> None:
+    make(url, 3)
+    jobs.run(spec(attempts=5), url, lambda batch: batch.execute("select 1 / 0"), worker_clock=clock.now)
+    jobs.execute(url, "update gaffer.job_item set sqlstate = null, error = null where key = '3'")  # its process died
+    clock.advance(timedelta(hours=2))
+    assert jobs.run(spec(attempts=1), url, effect, worker_clock=clock.now).parked == 3
+    assert [row[1:] for row in items(url)] == [
+        (1, True, "division by zero"),
+        (1, True, "division by zero"),
+        (1, True, "the process that worked on it ended without a word, in each of its last attempts (1 in all)"),
+    ]
+    assert jobs.query(url, "select sqlstate from gaffer.job_item order by key") == [("22012",), ("22012",), (None,)]
+
+
 def test_what_the_function_says_of_a_row_stands(url: str) -> None:
     make(url, 3)
     jobs.execute(url, "alter table item add state text")
