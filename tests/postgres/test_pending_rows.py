@@ -7,10 +7,12 @@ import json
 import os
 import re
 import signal
+import sys
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import dagster as dg
 import psycopg
 import pytest
 from click.testing import CliRunner
@@ -167,6 +169,77 @@ def test_what_strikes_at_commit_is_found_too(url: str) -> None:
     record = jobs.run(spec(), url, effect)
     assert (record.outcome, record.items) == ("partial", 4)
     assert (done(url), [row[:3] for row in items(url)]) == ([1, 2, 4, 5], [("3", 1, False)])
+
+
+def _exits(_batch: Batch) -> None:
+    sys.exit("no more")
+
+
+def _sends_commit(batch: Batch) -> None:
+    batch.execute("commit")
+
+
+def _commits(batch: Batch) -> None:
+    batch.cursor().connection.commit()
+
+
+def _begins_anew(batch: Batch) -> None:
+    batch.cursor().connection.commit()
+    batch.cursor().connection.execute("begin")
+
+
+def _closes(batch: Batch) -> None:
+    batch.cursor().connection.close()
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        (_exits, "BadInputError: .* raised SystemExit .no more.; let it return"),
+        (_sends_commit, "BatchEndedError: 'commit' was not sent"),
+        (_commits, "BatchEndedError: .* ended by its own code"),
+        (_begins_anew, "ended by its own code"),
+        (_closes, "BatchEndedError: .* closed by its own code"),
+    ],
+)
+def test_a_row_whose_work_exits_or_ends_the_transaction_is_parked_and_the_others_are_done(
+    url: str, clock: Clock, ends: Any, says: str
+) -> None:
+    make(url, 5)
+
+    def work(batch: Batch) -> None:
+        if any(row["id"] == 2 for row in batch.rows):
+            ends(batch)
+        else:
+            effect(batch)
+
+    for attempts in (1, 2):
+        record = jobs.run(spec(attempts=2), url, work, worker_clock=clock.now)
+        assert record.outcome == "partial"
+        assert done(url) == [1, 3, 4, 5]
+        [(key, *found, error)] = items(url)
+        assert (key, found) == ("2", [attempts, attempts == 2])
+        assert re.search(says, error)
+        clock.advance(timedelta(hours=2))
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, dg.DagsterExecutionInterruptedError])
+def test_an_interrupt_is_no_rows_failure(url: str, kind: type[BaseException]) -> None:
+    make(url, 3)
+
+    class _Told(kind):
+        pass
+
+    def work(batch: Batch) -> None:
+        effect(batch)
+        raise _Told("told to stop")
+
+    with pytest.raises(_Told):
+        jobs.run(spec(), url, work)
+    assert (done(url), items(url)) == ([], [])
+    assert jobs.query(url, "select outcome, error from gaffer.job_runs") == [
+        ("interrupted", f"{kind.__name__}: told to stop")
+    ]
 
 
 def test_a_row_that_takes_too_long_is_found_too(url: str) -> None:
