@@ -26,7 +26,7 @@ def signals() -> Generator[None]:
     def stop(number: int, _frame: FrameType | None) -> None:
         if not told:  # a second one must not break into the tidying up
             told.append(number)
-            raise _Told
+            raise _Told(f"told to stop by {signal.Signals(number).name}")
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and the background of a script want it

@@ -55,7 +55,7 @@ def work_on(
     for key, row in zip(claimed.keys, page.rows, strict=False):
         name = batches.set_savepoint(connection)
         try:
-            told.update(work(replace(page, rows=[row], items=1)))
+            told.update(work(replace(page, rows=[row], items=1, claimed=replace(claimed, keys=[key]))))
             done.append(key)
         except Exception as error:
             if not is_of_rows(error) or not batches.roll_back_to(connection, name):

@@ -183,7 +183,7 @@ class Run:
         try:
             told = work(batch)
         except (SystemExit, GeneratorExit) as error:  # nobody told this process to stop: that is no interrupt
-            raise _BadWorkError(
+            raise BadInputError(
                 f"the function of job {self.spec.name!r} raised {type(error).__name__} ({error}); let it return to "
                 "commit a batch, and raise an ordinary exception to fail"
             ) from error
@@ -310,8 +310,8 @@ class Run:
         """One of the rows may be what is wrong; else it is the run that fails, or the batch is done again."""
         if self._holding.stopped is not None or isinstance(error, (_BadWorkError, DatabaseUnavailableError)):
             return False
-        if isinstance(error, GafferError) and not isinstance(error, BadInputError):
-            return self._is_slow(error) or (isinstance(error, BatchEndedError) and error.__cause__ is not None)
+        if isinstance(error, GafferError) and not isinstance(error, (BadInputError, BatchEndedError)):
+            return self._is_slow(error)
         return not db.worth_repeating(error) or self._attempts + 1 >= _ATTEMPTS
 
     def _set_aside(self, opened: _Opened, error: Exception) -> bool:

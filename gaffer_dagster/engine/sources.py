@@ -268,6 +268,8 @@ class PendingSource:
     def page(
         self, connection: db.Connection, position: Position | None, limit: int, *, stays: bool = False
     ) -> Page | Wait | None:
+        if stays:
+            self.table = replace(self.table, columns=())
         if position is None:
             position = {"turn": "again"}
             gone = pending_rows.gone(connection, self.table, pending_rows.given_up(connection, self._job))
@@ -281,7 +283,8 @@ class PendingSource:
         return None
 
     def query(self, page: Page) -> db.Query:
-        return pending_rows.claimed(self.table, [row[self.due.key] for row in page.rows])
+        assert page.claimed is not None  # noqa: S101 — this source's pages are
+        return pending_rows.claimed(self.table, page.claimed.keys)
 
     def backlog(self, connection: db.Connection, position: Position | None) -> int:
         return pending_rows.backlog(connection, self.table, self._job, self._until)
@@ -322,8 +325,11 @@ class PendingSource:
         forget = pending_rows.gone(connection, self.table, [key for key in items if key not in rows])
         # What is neither claimed nor gone is in somebody else's hands.
         spent = [key for key in rows if items[key].attempts >= self.due.attempts]
-        failed = [Failed(key, _DIED.format(items[key].attempts), None, charged=True) for key in spent]
-        suspects = [key for key in rows if key not in spent and (self.alone or items[key].died)]
+        failed = [
+            Failed(key, items[key].error or _DIED.format(items[key].attempts), items[key].sqlstate, charged=True)
+            for key in spent
+        ]
+        suspects = [key for key in rows if key not in spent and (self.alone or items[key].error is None)]
         then = {**position, "turn": "new"}
         tame = [row for key, row in rows.items() if key not in spent and key not in suspects]
         if tame or forget or failed:

@@ -56,8 +56,8 @@ def commit(
     arguments: list[sql.Composable] = [sql.Literal(value) for value in values]
     marked: sql.Composable = sql.SQL("")
     if table is not None and settled is not None and settled.done:
-        marked = pending_rows.mark_done(table, settled.done)
-        arguments.append(sql.SQL("(select still_pending from settled)"))
+        marked = sql.SQL("{}; ").format(pending_rows.mark_done(table, settled.done))
+        arguments.append(pending_rows.still_pending(table, settled.done))
     message = sql.SQL("{}select gaffer.commit_batch({}); commit").format(marked, sql.SQL(", ").join(arguments))
     with connection.cursor(row_factory=tuple_row) as cursor, db.refusals():
         cursor.execute(message)

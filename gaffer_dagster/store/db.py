@@ -143,10 +143,12 @@ def primary_message(error: BaseException) -> str:
     if isinstance(error, psycopg.Error):
         text = error.diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0]
     else:
+        # A private kind is called by what it is a kind of: its name says nothing to others.
+        name = next(kind.__name__ for kind in type(error).__mro__ if not kind.__name__.startswith("_"))
         try:
-            text = f"{type(error).__name__}: {error}"
+            text = f"{name}: {error}"
         except Exception:  # its own __str__ fails; what it is called is still worth recording
-            text = f"{type(error).__name__} (which cannot say more)"
+            text = f"{name} (which cannot say more)"
     return redact(text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode())
 
 

@@ -31,13 +31,14 @@ _AT_ONCE = 1_000
 
 @dataclass(frozen=True)
 class Source:
-    """A table as `PendingRows` reads it."""
+    """A table as `PendingRows` reads it. `columns`: those that a claim brings, besides the key as text."""
 
     table: tables.Table
     key: sql.Identifier
     key_type: sql.SQL
     pending: sql.Composed
     done: sql.SQL
+    columns: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Item:
-    """A row that failed and is to be tried again. `died`: the process that worked on it has not said how it went."""
+    """A row that failed and is to be tried again. `error`: None where the process that worked on it has not said how it
+    went."""
 
     key: str
     attempts: int
-    died: bool
+    sqlstate: str | None
+    error: str | None
 
 
 @dataclass(frozen=True)
@@ -82,10 +85,11 @@ def source(connection: db.Connection, due: PendingRows) -> Source:
         key_type,
         sql.SQL("(\n{}\n)").format(sql.SQL(due.pending)),
         sql.SQL(due.done),
+        list(table.columns),
     )
     try:
         # Planned, not run: what is wrong with either text is said before any row is claimed.
-        connection.execute(sql.SQL("explain {}").format(_mark_done(found, [])))
+        connection.execute(sql.SQL("explain {}").format(mark_done(found, [])))
     except psycopg.Error as error:
         raise BadInputError(
             f"PendingRows on {table}: pending={due.pending!r} or done={due.done!r} cannot be used: "
@@ -128,19 +132,16 @@ def claim_new(connection: db.Connection, source: Source, job: str, after: str | 
 
 def claim(connection: db.Connection, source: Source, keys: Sequence[str]) -> list[Row]:
     """Claims these rows, as far as they are pending and nobody else works on them."""
-    wanted = sql.SQL("{} = any({}::{}[]) and {}").format(
-        source.key, sql.Literal(list(keys)), source.key_type, source.pending
-    )
-    return _claim(connection, source, wanted, len(keys))
+    return _claim(connection, source, _pending_of(source, keys), len(keys))
 
 
-def claimed(source: Source, keys: Sequence[Any]) -> db.Query:
+def claimed(source: Source, keys: Sequence[str]) -> db.Query:
     """The query for rows that were claimed."""
     return sql.SQL("select {} from {} where {} = any({}::{}[])").format(
         sql.SQL(", ").join(map(sql.Identifier, source.table.columns)),
         source.table.identifier,
         source.key,
-        sql.Literal([str(key) for key in keys]),
+        sql.Literal(list(keys)),
         source.key_type,
     )
 
@@ -163,7 +164,7 @@ def to_retry(connection: db.Connection, job: str, due_until: datetime, limit: in
     with connection.cursor(row_factory=class_row(Item)) as cursor:
         return cursor.execute(
             """
-            select key, attempts, error is null as died from gaffer.job_item
+            select key, attempts, sqlstate, error from gaffer.job_item
              where job = %s and parked_at is null and dropped_at is null and next_attempt_at <= %s
              order by next_attempt_at, key limit %s
             """,
@@ -233,12 +234,18 @@ def charge(connection: db.Connection, lease: Lease, key: str, backoff: timedelta
 
 
 def mark_done(source: Source, keys: Sequence[str]) -> sql.Composed:
-    """The rows with these keys are done, as far as their own work has not said otherwise already. A CTE `settled` of
-    how many of them are still pending after that, for the statement that commits the batch."""
-    return sql.SQL(
-        "with marked as ({} returning {} as is_pending),"
-        " settled as (select pg_catalog.count(*) filter (where is_pending) as still_pending from marked) "
-    ).format(_mark_done(source, keys), source.pending)
+    """The rows with these keys are done, as far as their own work has not said otherwise already."""
+    return sql.SQL("update {} set {}\n where {}").format(
+        source.table.identifier, source.done, _pending_of(source, keys)
+    )
+
+
+def still_pending(source: Source, keys: Sequence[str]) -> sql.Composed:
+    """How many of these rows are pending, for a statement after `mark_done`: a trigger may have kept it from a row, or
+    undone it."""
+    return sql.SQL("(select pg_catalog.count(*) from {} where {})").format(
+        source.table.identifier, _pending_of(source, keys)
+    )
 
 
 def items(connection: db.Connection, job: str, *, everything: bool, limit: int) -> list[ItemRecord]:
@@ -262,20 +269,20 @@ def _due(source: Source, job: str, due_until: datetime) -> sql.Composed:
     ).format(source.table.identifier, source.pending, sql.Literal(job), source.key, sql.Literal(due_until))
 
 
-def _mark_done(source: Source, keys: Sequence[str]) -> sql.Composed:
-    return sql.SQL("update {} set {}\n where {} = any({}::{}[]) and {}").format(
-        source.table.identifier, source.done, source.key, sql.Literal(list(keys)), source.key_type, source.pending
+def _pending_of(source: Source, keys: Sequence[str]) -> sql.Composed:
+    return sql.SQL("{} = any({}::{}[]) and {}").format(
+        source.key, sql.Literal(list(keys)), source.key_type, source.pending
     )
 
 
 def _claim(connection: db.Connection, source: Source, wanted: sql.Composed, limit: int) -> list[Row]:
-    names = list(source.table.columns)
     query = sql.SQL(
-        "with due as materialized (select {}, {}::text as gaffer_key from {} where {} order by {} limit {}"
-        " for update of {} skip locked) select * from due"
+        "with due as materialized (select {} from {} where {} order by {} limit {} for update of {} skip locked)"
+        " select * from due"
     ).format(
-        sql.SQL(", ").join(map(sql.Identifier, names)),
-        source.key,
+        sql.SQL(", ").join(
+            [*map(sql.Identifier, source.columns), sql.SQL("{}::text as gaffer_key").format(source.key)]
+        ),
         source.table.identifier,
         wanted,
         source.key,
@@ -286,13 +293,13 @@ def _claim(connection: db.Connection, source: Source, wanted: sql.Composed, limi
     with connection.cursor(row_factory=tuple_row) as cursor:
         cursor.execute(query)
         for number in range(cursor.rowcount):
+            cursor.scroll(number, mode="absolute")  # a row that cannot be read is not passed by reading it
             try:
                 values = cursor.fetchone()
-            except psycopg.DataError as error:
-                key = cursor.pgresult.get_value(number, len(names)) if cursor.pgresult else None
-                rows.append(Row((key or b"").decode(), {}, f"it holds a value that Python cannot: {error}"))
-                cursor.scroll(1)
+            except Exception as error:  # whatever a type's loader raises: nothing is sent here
+                found = cursor.pgresult.get_value(number, len(source.columns)) if cursor.pgresult else None
+                rows.append(Row((found or b"").decode(), {}, f"it holds a value that Python cannot: {error}"))
             else:
                 assert values is not None  # noqa: S101 — rowcount says so
-                rows.append(Row(values[-1], dict(zip(names, values, strict=False))))
+                rows.append(Row(values[-1], dict(zip(source.columns, values, strict=False))))
     return rows

@@ -122,7 +122,8 @@ def test_a_signal_frees_the_lease_and_exits_128_and_it(url: str, folder: Path, n
         assert time.monotonic() - sent < 10
     finally:
         process.kill()
-    assert jobs.query(url, "select outcome from gaffer.job_runs") == [("interrupted",)]
+    told = f"KeyboardInterrupt: told to stop by {number.name}"
+    assert jobs.query(url, "select outcome, error from gaffer.job_runs") == [("interrupted", told)]
     assert jobs.query(url, "select lease_id from gaffer.job_lease") == [(None,)]
     jobs.execute(url, "set lock_timeout = '1s'; lock table source in access exclusive mode nowait")
 

@@ -7,14 +7,17 @@ import json
 import os
 import re
 import signal
+import sys
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import dagster as dg
 import psycopg
 import pytest
 from click.testing import CliRunner
 from psycopg import sql
+from typing_extensions import LiteralString
 
 import gaffer_dagster as gd
 from gaffer_dagster.cli import main
@@ -168,6 +171,77 @@ def test_what_strikes_at_commit_is_found_too(url: str) -> None:
     assert (done(url), [row[:3] for row in items(url)]) == ([1, 2, 4, 5], [("3", 1, False)])
 
 
+def _exits(_batch: Batch) -> None:
+    sys.exit("no more")
+
+
+def _sends_commit(batch: Batch) -> None:
+    batch.execute("commit")
+
+
+def _commits(batch: Batch) -> None:
+    batch.cursor().connection.commit()
+
+
+def _begins_anew(batch: Batch) -> None:
+    batch.cursor().connection.commit()
+    batch.cursor().connection.execute("begin")
+
+
+def _closes(batch: Batch) -> None:
+    batch.cursor().connection.close()
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        (_exits, "BadInputError: .* raised SystemExit .no more.; let it return"),
+        (_sends_commit, "BatchEndedError: 'commit' was not sent"),
+        (_commits, "BatchEndedError: .* ended by its own code"),
+        (_begins_anew, "ended by its own code"),
+        (_closes, "BatchEndedError: .* closed by its own code"),
+    ],
+)
+def test_a_row_whose_work_exits_or_ends_the_transaction_is_parked_and_the_others_are_done(
+    url: str, clock: Clock, ends: Any, says: str
+) -> None:
+    make(url, 5)
+
+    def work(batch: Batch) -> None:
+        if any(row["id"] == 2 for row in batch.rows):
+            ends(batch)
+        else:
+            effect(batch)
+
+    for attempts in (1, 2):
+        record = jobs.run(spec(attempts=2), url, work, worker_clock=clock.now)
+        assert record.outcome == "partial"
+        assert done(url) == [1, 3, 4, 5]
+        [(key, *found, error)] = items(url)
+        assert (key, found) == ("2", [attempts, attempts == 2])
+        assert re.search(says, error)
+        clock.advance(timedelta(hours=2))
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, dg.DagsterExecutionInterruptedError])
+def test_an_interrupt_is_no_rows_failure(url: str, kind: type[BaseException]) -> None:
+    make(url, 3)
+
+    class _Told(kind):
+        pass
+
+    def work(batch: Batch) -> None:
+        effect(batch)
+        raise _Told("told to stop")
+
+    with pytest.raises(_Told):
+        jobs.run(spec(), url, work)
+    assert (done(url), items(url)) == ([], [])
+    assert jobs.query(url, "select outcome, error from gaffer.job_runs") == [
+        ("interrupted", f"{kind.__name__}: told to stop")
+    ]
+
+
 def test_a_row_that_takes_too_long_is_found_too(url: str) -> None:
     make(url, 5)
 
@@ -206,6 +280,20 @@ def test_a_row_that_ends_its_process_is_parked_and_those_beside_it_are_not_charg
     assert jobs.query(url, "select parked from gaffer.job") == [(1,)]
 
 
+def test_a_row_that_is_parked_since_fewer_attempts_are_allowed_keeps_its_error(url: str, clock: Clock) -> None:
+    make(url, 3)
+    jobs.run(spec(attempts=5), url, lambda batch: batch.execute("select 1 / 0"), worker_clock=clock.now)
+    jobs.execute(url, "update gaffer.job_item set sqlstate = null, error = null where key = '3'")  # its process died
+    clock.advance(timedelta(hours=2))
+    assert jobs.run(spec(attempts=1), url, effect, worker_clock=clock.now).parked == 3
+    assert [row[1:] for row in items(url)] == [
+        (1, True, "division by zero"),
+        (1, True, "division by zero"),
+        (1, True, "the process that worked on it ended without a word, in each of its last attempts (1 in all)"),
+    ]
+    assert jobs.query(url, "select sqlstate from gaffer.job_item order by key") == [("22012",), ("22012",), (None,)]
+
+
 def test_what_the_function_says_of_a_row_stands(url: str) -> None:
     make(url, 3)
     jobs.execute(url, "alter table item add state text")
@@ -225,6 +313,37 @@ def test_rows_that_stay_pending_are_no_success(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("when", "does"),
+    [
+        ("before", "return case when new.id = 2 then null else new end;"),
+        ("before", "if new.id = 2 then new.done_at = null; end if; return new;"),
+        ("after", "update item set done_at = null where id = 2; return null;"),
+    ],
+)
+def test_a_row_that_a_trigger_keeps_pending_is_no_success(url: str, when: LiteralString, does: LiteralString) -> None:
+    make(url, 3)
+    jobs.execute(url, f"create function undo() returns trigger language plpgsql as $$ begin {does} end $$")
+    jobs.execute(
+        url,
+        f"create trigger undo {when} update on item for each row when (pg_trigger_depth() = 0) execute function undo()",
+    )
+    with pytest.raises(BadSpecError, match=r"1 rows of a batch .* still pending after what done= sets"):
+        jobs.run(spec(), url, effect)
+    assert (done(url), items(url)) == ([], [])
+
+
+def test_rows_that_their_own_work_ends_or_deletes_are_done(url: str) -> None:
+    make(url, 3)
+
+    def work(batch: Batch) -> None:
+        batch.execute("delete from item where id = 1")
+        batch.execute("update item set done_at = now() where id = 2")
+
+    assert jobs.run(spec(), url, work).items == 3
+    assert jobs.run(spec(), url, work).items == 0
+
+
+@pytest.mark.parametrize(
     ("due", "says"),
     [({"pending": "nothing is"}, "pending="), ({"done": "nothing = 1"}, "done=")],
 )
@@ -234,13 +353,23 @@ def test_sql_that_cannot_be_used_is_said_before_anything_is_claimed(url: str, du
         jobs.run(spec(**due), url, effect)
 
 
-def test_a_value_that_python_cannot_hold_fails_its_row_only(url: str) -> None:
-    make(url, 3)
-    jobs.execute(url, "alter table item add at date")
-    jobs.execute(url, "update item set at = 'infinity' where id = 2")
-    record = jobs.run(spec(), url, effect)
-    assert (record.outcome, record.items, done(url)) == ("partial", 2, [1, 3])
-    assert "value that Python cannot" in items(url)[0][3]
+@pytest.mark.parametrize("bad", [[2], [3], [1, 4, 6], [1, 2, 3], [1, 2, 3, 4, 5, 6]])
+@pytest.mark.parametrize("value", ["at = 'infinity'", "at = '0044-03-15 BC'", "doc = repeat('9', 5000)::jsonb"])
+def test_a_value_that_python_cannot_hold_fails_its_row_only(
+    url: str, clock: Clock, bad: list[int], value: LiteralString
+) -> None:
+    make(url, 6)
+    jobs.execute(url, "alter table item add at timestamptz, add doc jsonb")
+    jobs.execute(url, f"update item set {value} where id = any(%s)", bad)
+    good = [n for n in range(1, 7) if n not in bad]
+    job = spec(attempts=2, bounds={"batch_rows": 3})
+    record = jobs.run(job, url, effect, worker_clock=clock.now)
+    assert (record.outcome, record.items, done(url)) == ("partial", len(good), good)
+    assert [row[:3] for row in items(url)] == [(str(n), 1, False) for n in bad]
+    clock.advance(timedelta(hours=2))
+    jobs.run(job, url, effect, worker_clock=clock.now)
+    assert [row[:3] for row in items(url)] == [(str(n), 2, True) for n in bad]
+    assert all("value that Python cannot" in row[3] for row in items(url))
 
 
 def _claim_within_the_condition(connection: Any, source: Any, wanted: Any, limit: int) -> list[pending_rows.Row]:

@@ -22,7 +22,7 @@ from gaffer_dagster.domain.spec import JobSpec, work_hash
 from gaffer_dagster.engine.sql_work import SqlWork
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.errors import BadSpecError
-from gaffer_dagster.store import batches
+from gaffer_dagster.store import batches, pending_rows
 from gaffer_dagster.testing import Clock
 from tests.support import jobs, protocol
 from tests.support.ticking import DAY, HOUR
@@ -126,6 +126,29 @@ def test_pending_rows_are_done_and_a_bad_one_is_told_apart(url: str) -> None:
     assert (record.outcome, record.items) == (Outcome.PARTIAL, 9)
     assert jobs.query(url, "select id from queue where done_at is null") == [(3,)]
     assert copied(url) == [1, 2, 4, 5, 6, 7, 8, 9, 10]
+
+
+def test_of_pending_rows_only_the_keys_leave_the_database(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.execute(url, "create table queue (id int primary key, at timestamptz, done_at timestamptz)")
+    jobs.execute(url, "create table target (id int, at timestamptz)")
+    jobs.execute(url, "insert into queue select n, 'infinity' from generate_series(1, 9) n")
+    jobs.execute(url, "insert into queue values (10, '0044-03-15 BC')")
+    claimed: list[pending_rows.Row] = []
+    claim = pending_rows._claim  # pyright: ignore[reportPrivateUsage]
+
+    def seen(*args: Any) -> list[pending_rows.Row]:
+        found = claim(*args)
+        claimed.extend(found)
+        return found
+
+    monkeypatch.setattr(pending_rows, "_claim", seen)
+    due = PendingRows("queue", "id", pending="done_at is null", done="done_at = now()", attempts=1)
+    record = run(url, "insert into target select id + 0 / (id - 3), at from due", due)
+    assert (record.outcome, record.items) == (Outcome.PARTIAL, 9)
+    assert jobs.query(url, "select id from queue where done_at is null") == [(3,)]
+    assert copied(url) == [1, 2, 4, 5, 6, 7, 8, 9, 10]
+    assert {row.key for row in claimed} == {str(n) for n in range(1, 11)}
+    assert all(row.values == {} and row.error is None for row in claimed)
 
 
 # ── what the statement may be ────────────────────────────────────────────────────────────────────────────────────

@@ -581,7 +581,7 @@ begin
     end if;
     if p_still_pending > 0 then
         raise exception '% rows of a batch of job "%" are still pending after what done= sets: they would be done '
-            'again and again; let done= end what pending= says', p_still_pending, p_job using errcode = 'GF009';
+            'again and again; let done= end what pending= says, and no trigger keep it from that', p_still_pending, p_job using errcode = 'GF009';
     end if;
     if p_settled is not null then
         v_parked := gaffer.settle_items(p_job, p_settled, v_now);
