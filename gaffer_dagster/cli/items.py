@@ -8,11 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.table import Table
 
 from gaffer_dagster import database
 from gaffer_dagster.cli.operate import operator_of, whose
-from gaffer_dagster.cli.show import plain, print_table, show_time
+from gaffer_dagster.cli.show import Table, plain, print_table, show_time
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db, jobs, migrate, operations, pending_rows
 

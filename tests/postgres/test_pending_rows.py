@@ -23,7 +23,7 @@ from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.errors import BadInputError, BadSpecError, NotPreparedError
 from gaffer_dagster.store import db, pending_rows, prepare
 from gaffer_dagster.testing import Clock
-from tests.support import jobs, variants
+from tests.support import faults, jobs, variants
 
 PENDING, DONE = "done_at is null", "done_at = gaffer.clock()"
 
@@ -317,6 +317,33 @@ def test_people_see_the_parked_rows_and_try_them_again_or_drop_them(url: str, cl
     assert (record.outcome, record.items, done(url)) == ("succeeded", 1, [1, 2, 3, 5])
     assert gaffer(url, "items", "list", "items") == "items has no parked rows (all failed ones: --all)\n"
     assert "dropped" in gaffer(url, "items", "list", "items", "--all")
+
+
+def test_what_data_says_is_no_markup_and_moves_no_cursor(url: str, clock: Clock) -> None:
+    jobs.execute(url, "create table item (id text primary key, done_at timestamptz)")
+    keys = ["[/x]", "[emea]", ":smile:", "a\x1b[2Jb\nc"]
+    jobs.execute(url, "insert into item select unnest(%s::text[])", keys)
+
+    def work(batch: Batch) -> None:
+        raise ValueError(f"[/red] {batch.rows[0]['id']} is [bold]bad")
+
+    jobs.run(spec(attempts=1), url, work, worker_clock=clock.now)
+    shown = gaffer(url, "items", "list", "items")
+    for key in [*keys[:3], r"a\x1b[2Jb\nc"]:
+        assert f"ValueError: [/red] {key} is [bold]bad" in shown
+    assert "\x1b" not in shown
+
+    def whole(batch: Batch) -> None:
+        raise ValueError("[/red] all of [emea]\x1b[2J")
+
+    jobs.make_source(url, 1)
+    faults.settle(url)
+    with pytest.raises(ValueError, match="emea"):
+        jobs.run(jobs.spec(), url, whole)
+    shown = gaffer(url, "runs", "copy_rows")
+    assert r"[/red] all of [emea]\x1b[2J" in shown
+    found = CliRunner().invoke(main, ["items", "list", "a\x1b[2J"], env={"GAFFER_DATABASE_URL": url})
+    assert (found.exit_code, "\x1b" in found.stderr) == (1, False)
 
 
 @pytest.mark.parametrize("given", [[], ["1", "--parked"], ["9", "--yes"]])
