@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
@@ -67,7 +68,7 @@ class NewRows:
             if settle != "snapshot":
                 raise BadSpecError(
                     f"NewRows on {table}: settle={settle!r} is not offered; use settle='snapshot' and prepare the "
-                    f"table with: gaffer prepare {table} --key {key}"
+                    f"table with: {prepare_command(table, key)}"
                 )
         else:
             _check_names(f"NewRows on {table}", cursor=cursor)
@@ -75,7 +76,7 @@ class NewRows:
                 raise BadSpecError(
                     f"NewRows on {table}: cursor={cursor!r} needs settle= as a duration that is longer than any writer "
                     "lives, such as '10m'; or leave cursor= out, so that no row can be missed, and prepare the table "
-                    f"with: gaffer prepare {table} --key {key}"
+                    f"with: {prepare_command(table, key)}"
                 )
             lag = as_duration(settle, f"NewRows on {table}: settle")
         if start != "beginning":
@@ -362,6 +363,11 @@ class Stretches:
     def _time(self, since: datetime, bound: datetime) -> timedelta:
         """What elapsed from `since` to the newest tick at `bound`."""
         return max((self.grid.latest(bound) or since) - since, timedelta())
+
+
+def prepare_command(table: str, key: str, *options: str) -> str:
+    """`gaffer prepare`, as it can be pasted into a shell."""
+    return shlex.join(["gaffer", "prepare", table, "--key", key, *options])
 
 
 def _check_names(kind: str, **names: object) -> None:

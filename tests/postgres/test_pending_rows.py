@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 from dataclasses import replace
 from datetime import timedelta
@@ -480,6 +481,59 @@ def test_prepare_prints_the_index_that_claims_need_and_checks_it(url: str, caplo
     caplog.clear()
     jobs.run(spec(), url, effect)
     assert "gaffer prepare" not in caplog.text
+
+
+def test_a_cure_can_be_pasted_into_a_shell_whatever_the_names(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    table, pending = """ "Odd Schema"."Q ""x"" '%" """.strip(), """done_at is null and "a 'key'" <> 'it''s'"""
+    jobs.execute(url, 'create schema "Odd Schema"')
+    with db.connect(url, application_name="test") as connection:
+        connection.execute(
+            sql.SQL("create table {} (id bigint primary key, \"a 'key'\" text, done_at timestamptz)").format(
+                sql.Identifier("Odd Schema", 'Q "x" \'%')
+            )
+        )
+    job = JobSpec("items", gd.PendingRows(table, "id", pending=pending, done=DONE), None)  # type: ignore[arg-type]
+    jobs.run(job, url, effect)
+    [cure] = re.findall("cure=(gaffer prepare .*)", caplog.text)
+    assert "create index" in gaffer(url, *shlex.split(cure)[1:])
+    caplog.clear()
+    jobs.run(job, url, effect)
+    assert "gaffer prepare" not in caplog.text
+    with pytest.raises(NotPreparedError, match="run: gaffer prepare") as raised:
+        jobs.run(JobSpec("copied", gd.NewRows(table, "id"), None), url, effect)
+    gaffer(url, *shlex.split(str(raised.value).partition("run: gaffer ")[2]))
+    assert jobs.run(JobSpec("copied", gd.NewRows(table, "id"), None), url, effect).outcome == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("run_at <= now()", "must be marked IMMUTABLE"),
+        ("exists (select from effect)", "cannot use subquery"),
+    ],
+)
+def test_what_no_index_can_have_is_said_and_one_on_the_rest_serves(
+    url: str, caplog: pytest.LogCaptureFixture, more: str, why: str
+) -> None:
+    make(url, 1, indexed=False)
+    jobs.execute(url, "alter table item add run_at timestamptz default '2020-01-01'")
+    pending = f"{PENDING} and {more}"
+    arguments = ["prepare", "item", "--key", "id", "--pending"]
+    for apply in ([], ["--apply"]):
+        refused = CliRunner().invoke(main, [*arguments, pending, *apply], env={"GAFFER_DATABASE_URL": url})
+        assert (refused.exit_code, why in refused.stderr, "an index on the rest serves" in refused.stderr) == (
+            1,
+            True,
+            True,
+        )
+    jobs.run(spec(pending=pending), url, effect)
+    assert "gaffer prepare" in caplog.text
+    caplog.clear()
+    gaffer(url, *arguments, PENDING, "--apply")
+    jobs.run(spec(pending=pending), url, effect)
+    assert "gaffer prepare" not in caplog.text
+    refused = CliRunner().invoke(main, [*arguments, "nosuch > 1"], env={"GAFFER_DATABASE_URL": url})
+    assert "pending='nosuch > 1' cannot be used: column" in refused.stderr
 
 
 def test_a_claim_reads_the_pending_rows_only_however_many_are_done(url: str) -> None:
