@@ -268,8 +268,7 @@ def apply(connection: db.Connection, todo: list[str]) -> None:
     """Runs `statements`: column and trigger in one transaction that waits for no lock for long, and the index without
     blocking writers, however long it waits for those who read or write the table now."""
     indexes = [text for text in todo if " index concurrently " in text]
-    with connection.transaction():
-        connection.execute("set local lock_timeout = '5s'")
+    with db.impatient_of_locks(connection):
         for text in todo:
             if text not in indexes:
                 connection.execute(sql.SQL(text))  # pyright: ignore[reportArgumentType] — composed by `statements`

@@ -86,7 +86,7 @@ def test_nobody_can_commit_over_it(done: str) -> None:
         (["set", "nobody", "end"], "no job 'nobody'"),
         (["set", "copy_rows", "2027-01-01"], "beginning, end or after:KEY"),
         (["set", "copy_rows", "after:99"], "no row with id = 99"),
-        (["set", "copy_rows", "after:x"], "the database refused"),
+        (["set", "copy_rows", "after:x"], "position 'after:x' names no id of public.source"),
         (["set", "copy_rows", "end", "--by", " "], "--by"),
     ],
 )
