@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import socket
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ import click
 
 from gaffer_dagster import database
 from gaffer_dagster.cli.definitions import jobs_in
-from gaffer_dagster.cli.show import ago, show_time
+from gaffer_dagster.cli.show import ago, printable, show_time
 from gaffer_dagster.domain.duration import as_duration
 from gaffer_dagster.domain.moment import as_moment
 from gaffer_dagster.engine.registry import register_all
@@ -41,6 +42,19 @@ def operator_of(by: str | None, reason: str | None) -> Operator:
     if not by.strip():
         raise BadInputError(f"--by {by!r} is empty; say who does it")
     return Operator(by, reason)
+
+
+def confirm(question: str) -> None:
+    """Goes on only if somebody says yes. Raises `BadInputError` where there is nobody to ask."""
+    try:
+        said_yes = click.confirm(printable(question))
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        click.echo()
+        raise BadInputError("there is nobody to ask, and nothing was changed; where that is so, give --yes") from None
+    if not said_yes:
+        raise click.Abort
 
 
 @click.command()
@@ -112,7 +126,7 @@ def rename(old: str, new: str, yes: bool, by: str | None, reason: str | None) ->
         migrate.verify(connection)
         jobs.get(connection, old)
         if not yes:
-            click.confirm(f"Rename job {old} to {new}?", abort=True)
+            confirm(f"Rename job {old} to {new}?")
         operations.rename(connection, old, new, operator)
     click.echo(f"{old} is called {new} from now on")
 
@@ -134,7 +148,7 @@ def release(job: str, slot: int | None, yes: bool, by: str | None, reason: str |
         holders = leases.held(connection, job, slot)
         if holders and not yes:
             owners = ", ".join(each.owner for each in holders)
-            click.confirm(f"Take the lease of {job} away from {owners}?", abort=True)
+            confirm(f"Take the lease of {job} away from {owners}?")
         released = operations.release(connection, job, slot, operator)
     for each in released:
         until = f"held until {show_time(each.lease_until)}" if each.lease_until > seen_at else "its lease was over"
@@ -159,7 +173,7 @@ def retire(name: str, yes: bool, by: str | None, reason: str | None) -> None:
     with db.connect(database.from_environment(), application_name="gaffer:retire") as connection:
         migrate.verify(connection)
         if not yes:
-            click.confirm(f"Retire {name}?", abort=True)
+            confirm(f"Retire {name}?")
         operations.retire(connection, name, operator)
     click.echo(f"{name} is retired")
 

@@ -9,7 +9,7 @@ from datetime import datetime
 import click
 
 from gaffer_dagster import database
-from gaffer_dagster.cli.operate import operator_of, whose
+from gaffer_dagster.cli.operate import confirm, operator_of, whose
 from gaffer_dagster.cli.show import printable
 from gaffer_dagster.domain.due import EachInterval, Elapsed, Intervals, NewRows, Stretches, due_from_json
 from gaffer_dagster.domain.job import JobRecord
@@ -61,7 +61,7 @@ def set_watermark(job: str, position: str, dry_run: bool, yes: bool, by: str | N
         if dry_run:
             return
         if not yes:
-            click.confirm("Set it?", abort=True)
+            confirm("Set it?")
         watermarks.set_position(connection, job, record.watermark, move.to, move.cluster, operator)
     click.echo(f"{job} goes on there")
 
@@ -86,11 +86,14 @@ def adopt_database(names: tuple[str, ...], dry_run: bool, yes: bool, by: str | N
         for each in plan.jobs:
             click.echo(f"{each.job}: {_adopted(each)}")
         for table, rows in plan.rewritten:
-            click.echo(f"{table}: {rows:,} rows are rewritten, and nobody can write to it meanwhile")
+            click.echo(
+                f"{table}: {_count(rows, 'row')} {'is' if rows == 1 else 'are'} rewritten, and nobody can write to it "
+                "meanwhile"
+            )
         if dry_run:
             return
         if not yes:
-            click.confirm("Adopt this database?", abort=True)
+            confirm("Adopt this database?")
         adopt.adopt(connection, names, operator)
     click.echo(f"adopted: {len(plan.jobs)} job{'' if len(plan.jobs) == 1 else 's'}")
 

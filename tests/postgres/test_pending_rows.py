@@ -305,10 +305,10 @@ def test_people_see_the_parked_rows_and_try_them_again_or_drop_them(url: str, cl
         "4",
     ]
     assert "ValueError: row 4 is bad" in gaffer(url, "items", "list", "items")
-    assert gaffer(url, "items", "drop", "items", "4", "--yes") == "1 rows of items are dropped\n"
+    assert gaffer(url, "items", "drop", "items", "4", "--yes") == "1 row of items is dropped\n"
     assert jobs.query(url, "select parked from gaffer.job") == [(1,)]
     assert gaffer(url, "items", "retry", "items", "--parked", "--yes", "--reason", "mended") == (
-        "1 rows of items are tried again\n"
+        "1 row of items is tried again\n"
     )
     assert jobs.query(url, "select parked, parked_at, follow_up_at is not null from gaffer.job") == [(0, None, True)]
     assert jobs.query(url, "select action, details ->> 'rows' from gaffer.operator_action order by id") == [
@@ -354,6 +354,23 @@ def test_rows_that_are_not_named_right_are_said(url: str, given: list[str]) -> N
     found = CliRunner().invoke(main, ["items", "retry", "items", *given], env={"GAFFER_DATABASE_URL": url})
     assert found.exit_code == 1
     assert "key" in found.stderr
+
+
+def test_a_key_may_be_a_negative_number_and_a_misspelt_option_is_none(url: str) -> None:
+    make(url, 0)
+    add(url, -11, -10)
+    jobs.run(spec(attempts=1), url, failing(-11, -10))
+
+    def drop(*words: str) -> Any:
+        return CliRunner().invoke(main, ["items", "drop", "items", *words], env={"GAFFER_DATABASE_URL": url})
+
+    for words in (["-10", "--yess"], ["-x", "--yes"]):
+        refused = drop(*words)
+        assert (refused.exit_code, "No such option" in refused.stderr) == (2, True)
+    assert "key -x" in drop("--yes", "--", "-x").stderr
+    nobody = drop("-10")
+    assert (nobody.exit_code, "give --yes" in nobody.stderr) == (1, True)
+    assert drop("-10", "-11", "--yes").stdout == "2 rows of items are dropped\n"
 
 
 def gaffer(url: str, *arguments: str) -> str:
