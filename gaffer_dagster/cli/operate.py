@@ -19,6 +19,7 @@ from gaffer_dagster import database
 from gaffer_dagster.cli.definitions import jobs_in
 from gaffer_dagster.cli.show import ago, printable, show_time
 from gaffer_dagster.domain.duration import as_duration
+from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.moment import as_moment
 from gaffer_dagster.engine.registry import register_all
 from gaffer_dagster.errors import BadInputError, BadSpecError
@@ -139,7 +140,8 @@ def rename(old: str, new: str, yes: bool, by: str | None, reason: str | None) ->
 def release(job: str, slot: int | None, yes: bool, by: str | None, reason: str | None) -> None:
     """Take the lease of JOB away from the run that holds it, so that nothing more of that run is committed.
 
-    For a run that neither ends nor lets go; one that is merely dead is found by the next. Another run is asked for.
+    For a run that neither ends nor lets go; one that is merely dead is found by the next. Another run is asked for,
+    unless programs of its own run JOB.
     """
     operator = operator_of(by, reason)
     with db.connect(database.from_environment(), application_name="gaffer:release") as connection:
@@ -150,14 +152,25 @@ def release(job: str, slot: int | None, yes: bool, by: str | None, reason: str |
             owners = ", ".join(each.owner for each in holders)
             confirm(f"Take the lease of {job} away from {owners}?")
         released = operations.release(connection, job, slot, operator)
+        after = _what_follows(jobs.get(connection, job))
     for each in released:
         until = f"held until {show_time(each.lease_until)}" if each.lease_until > seen_at else "its lease was over"
         click.echo(
             f"{job}: the lease of slot {each.slot} was taken from {each.owner} (fence {each.fence}, {until}); "
-            "nothing more of that run is committed, and another one is asked for"
+            f"nothing more of that run is committed{after}"
         )
     if not released:
         click.echo(f"{job}: nobody holds the lease; nothing was changed")
+
+
+def _what_follows(record: JobRecord) -> str:
+    """Whether another run comes of it."""
+    if record.spec["due"]["kind"] == "external":
+        return "; whoever runs it has to start it again"
+    if record.follow_up_at is None:
+        return ""
+    is_paused = record.pause is not None and record.pause.holds(record.seen_at)
+    return ", and another one comes once its pause is over" if is_paused else ", and another one is asked for"
 
 
 @click.command()
