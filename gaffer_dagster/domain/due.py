@@ -234,7 +234,7 @@ class Elapsed:
         settle: timedelta | str = timedelta(minutes=1),
         start: datetime | date | str | None = None,
     ) -> None:
-        length = None if slice is None else _as_duration(slice, "Elapsed: slice")
+        length = None if slice is None else as_duration(slice, "Elapsed: slice")
         if length is not None and length < SHORTEST_SLICE:
             raise BadSpecError(
                 f"Elapsed: slice={slice!r} is shorter than {show_duration(SHORTEST_SLICE)}; write a longer one, or "
