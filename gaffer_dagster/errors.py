@@ -71,6 +71,10 @@ class JobHeldError(GafferError):
     """A run of the job is at work, and what was asked for must not happen meanwhile."""
 
 
+class TableInUseError(GafferError):
+    """Somebody uses a table that nobody may use for the moment that a change takes; try again."""
+
+
 class ClockSkewError(GafferError):
     """The worker's clock and the database's are more than five minutes apart."""
 

@@ -61,10 +61,10 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except DatabaseUnavailableError as error:
-            click.echo(f"gaffer: {error}", err=True)
+            click.echo(f"gaffer: {show.printable(str(error))}", err=True)
             sys.exit(TRY_AGAIN)
         except GafferError as error:
-            click.echo(f"gaffer: {error}", err=True)
+            click.echo(f"gaffer: {show.printable(str(error))}", err=True)
             sys.exit(FAILED)
         except UnicodeEncodeError as error:  # bytes of the command line that are no text
             click.echo(f"gaffer: {error.object!r} is no text for a database ({error}); write it in UTF-8", err=True)
@@ -72,7 +72,8 @@ class _Group(click.Group):
         except Exception as error:
             if not db.is_database_error(error):
                 raise
-            click.echo(f"gaffer: the database refused: {db.primary_message(error)} ({db.sqlstate(error)})", err=True)
+            said = show.printable(db.primary_message(error))
+            click.echo(f"gaffer: the database refused: {said} ({db.sqlstate(error)})", err=True)
             sys.exit(TRY_AGAIN if db.lost_connection(error) else FAILED)
 
 

@@ -12,12 +12,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import click
-from rich.table import Table
 
 from gaffer_dagster import database
 from gaffer_dagster.cli.operate import end_of, operator_of, whose
 from gaffer_dagster.cli.process import log_to_stderr
-from gaffer_dagster.cli.show import print_table, show_time
+from gaffer_dagster.cli.show import Table, print_table, printable, show_time
 from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.incident import Alert
 from gaffer_dagster.domain.notice import explained, test_message
@@ -70,7 +69,7 @@ def list_alerts(everything: bool, limit: int, as_json: bool) -> None:
         if receiver.failing_since is not None:
             click.echo(
                 f"receiver {receiver.name}: {receiver.waiting:,} wait; it has been failing since "
-                f"{show_time(receiver.failing_since)}: {receiver.error}"
+                f"{show_time(receiver.failing_since)}: {printable(receiver.error or '')}"
             )
 
 

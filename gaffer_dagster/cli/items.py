@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.table import Table
 
 from gaffer_dagster import database
-from gaffer_dagster.cli.operate import operator_of, whose
-from gaffer_dagster.cli.show import plain, print_table, show_time
+from gaffer_dagster.cli.operate import confirm, operator_of, whose
+from gaffer_dagster.cli.show import Table, plain, print_table, show_time
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db, jobs, migrate, operations, pending_rows
 
@@ -55,20 +55,33 @@ def list_items(job: str, everything: bool, limit: int, as_json: bool) -> None:
     print_table(table)
 
 
+class _OfRows(click.Command):
+    """A key that is a negative number needs no `--` before it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options = args[: args.index("--")] if "--" in args else list(args)
+        ctx.ignore_unknown_options = True
+        rest = super().parse_args(ctx, args)
+        for key in ctx.params["keys"]:
+            if key in options and re.match(r"-[^\d.]", key):
+                raise click.NoSuchOption(key, ctx=ctx)
+        return rest
+
+
 def _of_rows(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option("--yes", is_flag=True, help="Do not ask.")(whose(command))
     command = click.option("--parked", is_flag=True, help="All that are parked.")(command)
     return click.argument("job")(click.argument("keys", nargs=-1, metavar="[KEY]...")(command))
 
 
-@items.command()
+@items.command(cls=_OfRows)
 @_of_rows
 def retry(**given: Any) -> None:
     """Try rows of JOB again, with all their attempts anew; a run is asked for."""
     _change("retry", "tried again", **given)
 
 
-@items.command()
+@items.command(cls=_OfRows)
 @_of_rows
 def drop(**given: Any) -> None:
     """Give rows of JOB up: they stay as they are in their table, are left alone, and nobody is told any more."""
@@ -93,10 +106,12 @@ def _change(
         migrate.verify(connection)
         jobs.get(connection, job)
         if not yes:
-            click.confirm(f"Rows of {job} ({', '.join(keys) or 'all that are parked'}): to be {what}?", abort=True)
+            confirm(f"Rows of {job} ({', '.join(keys) or 'all that are parked'}): to be {what}?")
         found = operations.change_items(connection, job, action, list(keys) or None, operator)
     missing = [key for key in keys if key not in found]
-    click.echo(f"{len(found):,} rows of {job} are {what}")
+    click.echo(
+        f"{len(found):,} {'row' if len(found) == 1 else 'rows'} of {job} {'is' if len(found) == 1 else 'are'} {what}"
+    )
     if missing:
         raise BadInputError(
             f"job {job!r} has no failed rows with key {', '.join(missing)}; see: gaffer items list {job} --all"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import socket
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -16,8 +17,9 @@ import click
 
 from gaffer_dagster import database
 from gaffer_dagster.cli.definitions import jobs_in
-from gaffer_dagster.cli.show import ago, show_time
+from gaffer_dagster.cli.show import ago, printable, show_time
 from gaffer_dagster.domain.duration import as_duration
+from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.moment import as_moment
 from gaffer_dagster.engine.registry import register_all
 from gaffer_dagster.errors import BadInputError, BadSpecError
@@ -41,6 +43,19 @@ def operator_of(by: str | None, reason: str | None) -> Operator:
     if not by.strip():
         raise BadInputError(f"--by {by!r} is empty; say who does it")
     return Operator(by, reason)
+
+
+def confirm(question: str) -> None:
+    """Goes on only if somebody says yes. Raises `BadInputError` where there is nobody to ask."""
+    try:
+        said_yes = click.confirm(printable(question))
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        click.echo()
+        raise BadInputError("there is nobody to ask, and nothing was changed; where that is so, give --yes") from None
+    if not said_yes:
+        raise click.Abort
 
 
 @click.command()
@@ -112,7 +127,7 @@ def rename(old: str, new: str, yes: bool, by: str | None, reason: str | None) ->
         migrate.verify(connection)
         jobs.get(connection, old)
         if not yes:
-            click.confirm(f"Rename job {old} to {new}?", abort=True)
+            confirm(f"Rename job {old} to {new}?")
         operations.rename(connection, old, new, operator)
     click.echo(f"{old} is called {new} from now on")
 
@@ -125,7 +140,8 @@ def rename(old: str, new: str, yes: bool, by: str | None, reason: str | None) ->
 def release(job: str, slot: int | None, yes: bool, by: str | None, reason: str | None) -> None:
     """Take the lease of JOB away from the run that holds it, so that nothing more of that run is committed.
 
-    For a run that neither ends nor lets go; one that is merely dead is found by the next. Another run is asked for.
+    For a run that neither ends nor lets go; one that is merely dead is found by the next. Another run is asked for,
+    unless programs of its own run JOB.
     """
     operator = operator_of(by, reason)
     with db.connect(database.from_environment(), application_name="gaffer:release") as connection:
@@ -134,16 +150,27 @@ def release(job: str, slot: int | None, yes: bool, by: str | None, reason: str |
         holders = leases.held(connection, job, slot)
         if holders and not yes:
             owners = ", ".join(each.owner for each in holders)
-            click.confirm(f"Take the lease of {job} away from {owners}?", abort=True)
+            confirm(f"Take the lease of {job} away from {owners}?")
         released = operations.release(connection, job, slot, operator)
+        after = _what_follows(jobs.get(connection, job))
     for each in released:
         until = f"held until {show_time(each.lease_until)}" if each.lease_until > seen_at else "its lease was over"
         click.echo(
             f"{job}: the lease of slot {each.slot} was taken from {each.owner} (fence {each.fence}, {until}); "
-            "nothing more of that run is committed, and another one is asked for"
+            f"nothing more of that run is committed{after}"
         )
     if not released:
         click.echo(f"{job}: nobody holds the lease; nothing was changed")
+
+
+def _what_follows(record: JobRecord) -> str:
+    """Whether another run comes of it."""
+    if record.spec["due"]["kind"] == "external":
+        return "; whoever runs it has to start it again"
+    if record.follow_up_at is None:
+        return ""
+    is_paused = record.pause is not None and record.pause.holds(record.seen_at)
+    return ", and another one comes once its pause is over" if is_paused else ", and another one is asked for"
 
 
 @click.command()
@@ -159,7 +186,7 @@ def retire(name: str, yes: bool, by: str | None, reason: str | None) -> None:
     with db.connect(database.from_environment(), application_name="gaffer:retire") as connection:
         migrate.verify(connection)
         if not yes:
-            click.confirm(f"Retire {name}?", abort=True)
+            confirm(f"Retire {name}?")
         operations.retire(connection, name, operator)
     click.echo(f"{name} is retired")
 

@@ -7,10 +7,9 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import click
-from rich.table import Table
 
 from gaffer_dagster import database
-from gaffer_dagster.cli.show import ago, print_table
+from gaffer_dagster.cli.show import Table, ago, print_table
 from gaffer_dagster.domain.lint import Lint, lint
 from gaffer_dagster.domain.moment import as_moment
 from gaffer_dagster.domain.schedule import Preview, Schedule

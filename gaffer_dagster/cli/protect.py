@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gaffer_dagster import database
-from gaffer_dagster.cli.operate import operator_of, whose
+from gaffer_dagster.cli.operate import confirm, operator_of, whose
 from gaffer_dagster.store import db, migrate, tables
 from gaffer_dagster.store import protect as protection
 
@@ -27,7 +27,7 @@ def protect(table: str, jobs: tuple[str, ...], yes: bool, by: str | None, reason
         found = tables.find(connection, table)
         whom = f"batches of {', '.join(sorted(jobs))}" if jobs else "batches"
         if not yes:
-            click.confirm(f"Refuse whatever writes {found} outside {whom}?", abort=True)
+            confirm(f"Refuse whatever writes {found} outside {whom}?")
         count = protection.protect(connection, found, jobs, operator)
     click.echo(f"{found} is protected" + (f", and {count - 1} tables below it" if count > 1 else ""))
 
@@ -43,6 +43,6 @@ def unprotect(table: str, yes: bool, by: str | None, reason: str | None) -> None
         migrate.verify(connection)
         found = tables.find(connection, table)
         if not yes:
-            click.confirm(f"Let {found} be written outside batches?", abort=True)
+            confirm(f"Let {found} be written outside batches?")
         was_protected = protection.unprotect(connection, found, operator)
     click.echo(f"{found} is not protected any more" if was_protected else f"{found} was not protected")

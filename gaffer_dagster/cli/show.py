@@ -9,8 +9,9 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from gaffer_dagster import database
 from gaffer_dagster.domain.duration import in_words
@@ -76,7 +77,7 @@ def print_jobs(records: Sequence[JobRecord]) -> None:
     print_table(table)
     for record in records:
         if record.held_by is not None:
-            click.echo(_held(record, record.held_by))
+            click.echo(printable(_held(record, record.held_by)))
 
 
 def _held(record: JobRecord, held_by: HeldBy) -> str:
@@ -134,6 +135,18 @@ def ago(time: datetime | None) -> str:
         return "-"
     away = time - datetime.now(timezone.utc)
     return f"in {in_words(away)}" if away > timedelta() else f"{in_words(-away)} ago"
+
+
+class Table(RichTable):
+    """Cells are what somebody wrote (keys, errors, reasons), and never markup."""
+
+    def add_row(self, *renderables: RenderableType | None, **kept: Any) -> None:
+        super().add_row(*(Text(printable(each)) if isinstance(each, str) else each for each in renderables), **kept)
+
+
+def printable(text: str) -> str:
+    """`text` on one line, in which no character can do anything to a terminal."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def print_table(table: Table) -> None:

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from gaffer_dagster.cli.definitions import jobs_in
-from gaffer_dagster.cli.show import print_table, show_time
+from gaffer_dagster.cli.show import Table, print_table, show_time
 from gaffer_dagster.domain.due import NewRows
 from gaffer_dagster.domain.duration import as_duration, in_words, show_duration
 from gaffer_dagster.domain.incident import Alert, Stretch

@@ -8,10 +8,9 @@ from datetime import datetime, timedelta
 from itertools import islice
 
 import click
-from rich.table import Table
 
 from gaffer_dagster import database
-from gaffer_dagster.cli.show import print_table, show_time
+from gaffer_dagster.cli.show import Table, print_table, show_time
 from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.ledger import Disposition, Tick, ledger

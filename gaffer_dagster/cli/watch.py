@@ -15,11 +15,10 @@ from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
 import click
-from rich.table import Table
 
 from gaffer_dagster import database
 from gaffer_dagster.cli.process import log_to_stderr, signals
-from gaffer_dagster.cli.show import print_table, show_time
+from gaffer_dagster.cli.show import Table, print_table, show_time
 from gaffer_dagster.domain.alert import Severity
 from gaffer_dagster.domain.duration import as_duration, in_words
 from gaffer_dagster.domain.incident import Finding, Watch

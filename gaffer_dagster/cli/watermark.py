@@ -9,12 +9,13 @@ from datetime import datetime
 import click
 
 from gaffer_dagster import database
-from gaffer_dagster.cli.operate import operator_of, whose
+from gaffer_dagster.cli.operate import confirm, operator_of, whose
+from gaffer_dagster.cli.show import printable
 from gaffer_dagster.domain.due import EachInterval, Elapsed, Intervals, NewRows, Stretches, due_from_json
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.moment import as_moment, show_local
 from gaffer_dagster.domain.watermark import CursorPosition, Position, RowPosition, TimePosition
-from gaffer_dagster.errors import BadInputError
+from gaffer_dagster.errors import BadInputError, GafferError
 from gaffer_dagster.store import adopt, db, horizon, jobs, migrate, new_rows, prepare, watermarks
 
 
@@ -27,12 +28,15 @@ def watermark() -> None:
 @click.argument("job")
 @click.option("--json", "as_json", is_flag=True, help="The stored position.")
 def show(job: str, as_json: bool) -> None:
-    """Where JOB will go on."""
+    """Where JOB will go on, and what is due after that."""
     with db.connect(database.from_environment(), application_name="gaffer:watermark") as connection:
         migrate.verify(connection)
         record = jobs.get(connection, job)
-    _kind(record)
-    click.echo(json.dumps(record.watermark) if as_json else f"{job} is {_said(record, record.watermark)}")
+        due = _kind(record)
+        if as_json:
+            click.echo(json.dumps(record.watermark))
+            return
+        click.echo(printable(f"{job} is {_said(record, record.watermark)}; {_due_after(connection, record, due)}"))
 
 
 @watermark.command("set")
@@ -52,11 +56,12 @@ def set_watermark(job: str, position: str, dry_run: bool, yes: bool, by: str | N
         migrate.verify(connection)
         record = jobs.get(connection, job)
         move = _move(connection, record, position)
-        click.echo(f"{job} is {_said(record, record.watermark)}, and will be {_said(record, move.to)}: {move.means}")
+        since, to = _said(record, record.watermark), _said(record, move.to)
+        click.echo(printable(f"{job} is {since}, and will be {to}: {move.means}"))
         if dry_run:
             return
         if not yes:
-            click.confirm("Set it?", abort=True)
+            confirm("Set it?")
         watermarks.set_position(connection, job, record.watermark, move.to, move.cluster, operator)
     click.echo(f"{job} goes on there")
 
@@ -81,11 +86,14 @@ def adopt_database(names: tuple[str, ...], dry_run: bool, yes: bool, by: str | N
         for each in plan.jobs:
             click.echo(f"{each.job}: {_adopted(each)}")
         for table, rows in plan.rewritten:
-            click.echo(f"{table}: {rows:,} rows are rewritten, and nobody can write to it meanwhile")
+            click.echo(
+                f"{table}: {_count(rows, 'row')} {'is' if rows == 1 else 'are'} rewritten, and nobody can write to it "
+                "meanwhile"
+            )
         if dry_run:
             return
         if not yes:
-            click.confirm("Adopt this database?", abort=True)
+            confirm("Adopt this database?")
         adopt.adopt(connection, names, operator)
     click.echo(f"adopted: {len(plan.jobs)} job{'' if len(plan.jobs) == 1 else 's'}")
 
@@ -98,7 +106,7 @@ def _adopted(job: adopt.Adoption) -> str:
 
 
 def _rows_said(position: Position) -> str:
-    return f"behind the row {position['key']} of transaction {position['xid']}"
+    return f"just after row {position['key']} of transaction {position['xid']}"
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,7 @@ def _said(record: JobRecord, position: Position | None) -> str:
     if until is not None:
         return f"at {show_local(until, record.timezone)}"
     if "cursor" in position:
-        return f"behind the row {position['key']} of {position['cursor']} (UTC)"
+        return f"just after row {position['key']} of {position['cursor']} (UTC)"
     return _rows_said(position)
 
 
@@ -137,37 +145,64 @@ def _move(connection: db.Connection, record: JobRecord, text: str) -> _Move:
     return _move_time(connection, record, due, text)
 
 
-def _move_rows(connection: db.Connection, record: JobRecord, due: NewRows, text: str) -> _Move:
+def _due_after(connection: db.Connection, record: JobRecord, due: NewRows | EachInterval | Elapsed) -> str:
+    if not isinstance(due, NewRows):
+        intervals = _intervals(record, due)
+        since = _since(record, intervals)
+        return f"{_count(intervals.left(since, horizon.now(connection) - intervals.settle), 'interval')} due after it"
+    if watermarks.is_foreign(connection, record.name):
+        return "another cluster counted it; run: gaffer watermark adopt --dry-run"
+    try:
+        at = _reader(connection, record, due)
+    except GafferError as error:
+        return f"what is due after it cannot be told: {error}"
+    rows = new_rows.backlog(connection, at.source, due.where, at.position, at.settled)
+    return f"{'at least ' if rows == new_rows.BACKLOG_CEILING else ''}{_count(rows, 'row')} due after it"
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A table as the job reads it, up to what is settled, and its position there."""
+
+    source: prepare.Source
+    settled: str
+    cluster: str | None
     position: RowPosition | CursorPosition | None
-    if text == "beginning" and watermarks.is_foreign(connection, record.name):
-        # Its rows may have numbers of another cluster as well, and those cannot be mended as long as it counts in them.
-        return _Move(None, None, "all rows will be processed again")
+
+
+def _reader(connection: db.Connection, record: JobRecord, due: NewRows) -> _Reader:
     if due.cursor is None or due.settle is None:
         source = prepare.source(connection, due.table, due.key)
         settled, cluster = new_rows.horizon(connection, record.name, None, None)
-        position = RowPosition.read(record.watermark)
-    else:
-        source = prepare.cursor_source(connection, due.table, due.key, due.cursor)
-        settled, cluster = new_rows.lag(source, horizon.now(connection), due.settle), None
-        position = CursorPosition.read(record.watermark)
+        return _Reader(source, settled, cluster, RowPosition.read(record.watermark))
+    source = prepare.cursor_source(connection, due.table, due.key, due.cursor)
+    settled = new_rows.lag(source, horizon.now(connection), due.settle)
+    return _Reader(source, settled, None, CursorPosition.read(record.watermark))
+
+
+def _move_rows(connection: db.Connection, record: JobRecord, due: NewRows, text: str) -> _Move:
+    if text == "beginning" and watermarks.is_foreign(connection, record.name):
+        # Its rows may have numbers of another cluster as well, and those cannot be mended as long as it counts in them.
+        return _Move(None, None, "all rows will be processed again")
+    at = _reader(connection, record, due)
     if text == "beginning":
         to = None
     elif text == "end":
-        to = watermarks.last_row(connection, source, settled)
+        to = watermarks.last_row(connection, at.source, at.settled)
     elif text.startswith("after:"):
-        to = watermarks.after_row(connection, source, settled, text.removeprefix("after:"))
+        to = watermarks.after_row(connection, at.source, at.settled, text.removeprefix("after:"))
     else:
         raise BadInputError(f"position {text!r} is none of NewRows; give beginning, end or after:KEY")
-    before, after = (new_rows.backlog(connection, source, due.where, each, settled) for each in (position, to))
-    stored = None if to is None else {**to.as_json(), "of": source.of}
-    return _Move(stored, cluster if to is not None else None, _meaning(after - before, "row"))
+    before, after = (new_rows.backlog(connection, at.source, due.where, each, at.settled) for each in (at.position, to))
+    stored = None if to is None else {**to.as_json(), "of": at.source.of}
+    return _Move(stored, at.cluster if to is not None else None, _meaning(after - before, "row"))
 
 
 def _move_time(connection: db.Connection, record: JobRecord, due: EachInterval | Elapsed, text: str) -> _Move:
     at = as_moment(text, "position", record.timezone)
     now = horizon.now(connection)
-    if isinstance(due, EachInterval):
-        intervals: Intervals | Stretches = Intervals.of(due, record.schedule, record.name)
+    intervals = _intervals(record, due)
+    if isinstance(intervals, Intervals):
         before = intervals.grid.latest(at)
         if before != at:
             raise BadInputError(
@@ -175,20 +210,32 @@ def _move_time(connection: db.Connection, record: JobRecord, due: EachInterval |
                 f"{'' if before is None else show_local(before, record.timezone) + ' or '}"
                 f"{show_local(intervals.grid.next(at), record.timezone)}"
             )
-    else:
-        intervals = Stretches.of(due, record.schedule, record.name)
     if at > now:
         raise BadInputError(
             f"position {text!r} has not come yet (it is {show_local(now, record.timezone)}); give an earlier one"
         )
-    since: datetime = TimePosition.until_of(record.watermark) or intervals.first(record.first_seen_at)
+    since = _since(record, intervals)
     return _Move(
         TimePosition(at).as_json(), None, _meaning(intervals.left(at, now) - intervals.left(since, now), "interval")
     )
 
 
+def _intervals(record: JobRecord, due: EachInterval | Elapsed) -> Intervals | Stretches:
+    if isinstance(due, EachInterval):
+        return Intervals.of(due, record.schedule, record.name)
+    return Stretches.of(due, record.schedule, record.name)
+
+
+def _since(record: JobRecord, intervals: Intervals | Stretches) -> datetime:
+    return TimePosition.until_of(record.watermark) or intervals.first(record.first_seen_at)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def _meaning(more: int, thing: str) -> str:
     if more == 0:
         return "the same is due"
-    count = f"{abs(more):,} {thing}{'' if abs(more) == 1 else 's'}"
+    count = _count(abs(more), thing)
     return f"{count} will be processed again" if more > 0 else f"{count} will be skipped for good"

@@ -48,14 +48,17 @@ class JsonFormatter(logging.Formatter):
 def _readable(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
     exc_info = event.pop("exc_info", None)
     fields = dict(event)
-    shown = " ".join(f"{key}={_show(value)}" for key, value in fields.items() if key not in ("event", "job"))
+    shown = " ".join(
+        f"{key}={_show(value, bare=key == 'cure')}" for key, value in fields.items() if key not in ("event", "job")
+    )
     text = f"{fields.get('job', 'gaffer')} {fields['event']}" + (f": {shown}" if shown else "")
     return (text,), {"extra": {"gaffer": fields}, "exc_info": exc_info}
 
 
-def _show(value: Any) -> str:
+def _show(value: Any, *, bare: bool) -> str:
+    """`bare`: it is pasted into a shell."""
     text = str(_plain(value)) if not isinstance(value, str) else value
-    return repr(text) if " " in text or "\n" in text else text
+    return repr(text) if (" " in text and not bare) or not text.isprintable() else text
 
 
 def _plain(value: Any) -> Any:

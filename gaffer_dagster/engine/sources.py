@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from typing_extensions import assert_never
 
-from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows, PendingRows, Window
+from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows, PendingRows, Window, prepare_command
 from gaffer_dagster.domain.duration import show_duration
 from gaffer_dagster.domain.held import HeldBy
 from gaffer_dagster.domain.item import Failed
@@ -233,11 +233,11 @@ class _CursorSource(_NewRowsSource):
                     f"than settle={settle} after it began is never seen",
                     "cure": f"alter role {writer.role} set transaction_timeout = "
                     f"'{self._settle // timedelta(milliseconds=1)}ms' (PostgreSQL 17 and later), or leave cursor= out "
-                    f"and run: gaffer prepare {due.table} --key {due.key} --apply",
+                    f"and run: {prepare_command(due.table, due.key, '--apply')}",
                 }
             )
         if not prepare.is_indexed(connection, self._table):
-            cure = f"gaffer prepare {due.table} --key {due.key} --cursor {due.cursor} --apply"
+            cure = prepare_command(due.table, due.key, "--cursor", due.cursor or "", "--apply")
             found.append({"event": "not indexed", "table": due.table, "cure": cure})
         count, key = new_rows.never_due(connection, self._table, due.where)
         if count:

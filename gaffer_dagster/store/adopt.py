@@ -34,7 +34,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from gaffer_dagster.domain.due import NewRows, due_from_json
+from gaffer_dagster.domain.due import NewRows, due_from_json, prepare_command
 from gaffer_dagster.domain.watermark import Position, RowPosition
 from gaffer_dagster.errors import DatabaseUnavailableError, ForeignWatermarkError, NotPreparedError, UnknownJobError
 from gaffer_dagster.store import db, prepare
@@ -288,8 +288,8 @@ def _reader(connection: db.Connection, here: _Here, job: _Job) -> _Reader:
             f"the watermark of job {job.name!r} is younger here than the triggers: it was changed since the restore, "
             f"or data was loaded into tables that were there already, whose trigger has numbered the rows of {table} "
             "anew. What is done cannot be known; restore the whole database at once, schema and data, or let the job "
-            f"begin anew: gaffer watermark set {job.name} beginning, then: gaffer prepare {due.table} --key {due.key} "
-            "--apply"
+            f"begin anew: gaffer watermark set {job.name} beginning, then: "
+            + prepare_command(due.table, due.key, "--apply")
         )
     return _Reader(job, due, source)
 
@@ -310,7 +310,7 @@ def _anew(read: _Read) -> str:
     names = ", ".join(reader.job.name for reader in read.readers)
     return (
         f"restore anew, and adopt before anybody writes; or let jobs begin anew: {names} (gaffer watermark set JOB "
-        f"beginning, then: gaffer prepare {read.table} --key {read.readers[0].due.key} --apply)"
+        f"beginning, then: {prepare_command(read.readers[0].due.table, read.readers[0].due.key, '--apply')})"
     )
 
 

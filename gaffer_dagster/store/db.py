@@ -29,6 +29,7 @@ from gaffer_dagster.errors import (
     LeaseLostError,
     ProtectedTableError,
     RenamedJobError,
+    TableInUseError,
     UnknownJobError,
 )
 
@@ -195,6 +196,22 @@ def cancel_running(connection: Connection) -> None:
             connection.cancel_safe(timeout=2)
         except psycopg.Error:
             return  # the connection is gone, and its statement with it
+
+
+@contextmanager
+def impatient_of_locks(connection: Connection) -> Generator[None]:
+    """One transaction that waits five seconds at most for whoever uses a table: all who come later wait behind it.
+    Raises `TableInUseError`."""
+    try:
+        with connection.transaction():
+            connection.execute("set local lock_timeout = '5s'")
+            yield
+    except psycopg.errors.LockNotAvailable:
+        raise TableInUseError(
+            "somebody uses the table, and did not let go of it within 5 seconds; nothing was changed. Try again when "
+            "that transaction is over; to see whose it is: select a.* from pg_stat_activity a join pg_locks l on "
+            "l.pid = a.pid where l.granted and l.relation = 'TABLE'::regclass"
+        ) from None
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import psycopg
+from psycopg import errors as pg
 from psycopg import sql
-from psycopg.rows import tuple_row
+from psycopg.rows import TupleRow, tuple_row
 from typing_extensions import LiteralString
 
 from gaffer_dagster.domain.watermark import CursorPosition, RowPosition
@@ -120,7 +121,7 @@ def page(
     rows: list[dict[str, Any]] = []
     last: tuple[Any, ...] = ()
     with connection.cursor(row_factory=tuple_row) as cursor:
-        cursor.execute(query)
+        _execute(cursor, query, source, where)
         for number in range(cursor.rowcount):
             try:
                 last = cursor.fetchone() or ()
@@ -144,7 +145,8 @@ def end_of_page(
 ) -> Rows | None:
     """As `page`, of which the rows stay where they are; see `between`."""
     order, key = _columns(source)
-    row = connection.execute(
+    row = _execute(
+        connection,
         sql.SQL(
             "with page as materialized (select {order} as gaffer_order, {key} as gaffer_key {due}"
             " order by {order}, {key} limit {limit})"
@@ -156,7 +158,9 @@ def end_of_page(
             due=_due(source, where, position, horizon),
             limit=sql.Literal(limit),
             written=written(source, sql.SQL("gaffer_order")),
-        )
+        ),
+        source,
+        where,
     ).fetchone()
     return None if row is None else Rows([], position_at(source, row[0], row[1]), row[2])
 
@@ -184,17 +188,21 @@ def backlog(
     horizon: str,
 ) -> int:
     """How many rows are due and left, counted up to `BACKLOG_CEILING`."""
-    row = connection.execute(
+    row = _execute(
+        connection,
         sql.SQL("select count(*) from (select 1 {} limit {}) as due").format(
             _due(source, where, position, horizon), sql.Literal(BACKLOG_CEILING)
-        )
+        ),
+        source,
+        where,
     ).fetchone()
     return row[0] if row else 0
 
 
 def is_held_back(connection: db.Connection, source: Source, where: LiteralString | None, horizon: str) -> bool:
     """There are rows that are not due yet, since the transaction of this number is still open, and the oldest."""
-    row = connection.execute(
+    row = _execute(
+        connection,
         sql.SQL(
             "select pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()) = {horizon}::xid8"
             " and exists (select 1 from {table} where {order} >= {horizon}::xid8 {where})"
@@ -203,7 +211,9 @@ def is_held_back(connection: db.Connection, source: Source, where: LiteralString
             order=_columns(source)[0],
             horizon=sql.Literal(horizon),
             where=_and(where),
-        )
+        ),
+        source,
+        where,
     ).fetchone()
     return bool(row and row[0])
 
@@ -218,14 +228,17 @@ def due_since(
 ) -> datetime | None:
     """Since when the first row after the position has been due, by a cursor."""
     order, key = _columns(source)
-    row = connection.execute(
+    row = _execute(
+        connection,
         sql.SQL("select {} + {} {} order by {}, {} limit 1").format(
             sql.SQL(_AT[source.order_type]).format(order),
             sql.Literal(settle),
             _due(source, where, position, horizon),
             order,
             key,
-        )
+        ),
+        source,
+        where,
     ).fetchone()
     return None if row is None else row[0]
 
@@ -233,7 +246,8 @@ def due_since(
 def never_due(connection: db.Connection, source: Source, where: LiteralString | None) -> tuple[int, str]:
     """How many rows have an infinite cursor, and the key of one of them."""
     order, key = _columns(source)
-    row = connection.execute(
+    row = _execute(
+        connection,
         sql.SQL("select pg_catalog.count(*), pg_catalog.min({}::text) from {} where {} in ({}, {}) {}").format(
             key,
             source.table.identifier,
@@ -241,7 +255,9 @@ def never_due(connection: db.Connection, source: Source, where: LiteralString | 
             read_as(source, "infinity"),
             read_as(source, "-infinity"),
             _and(where),
-        )
+        ),
+        source,
+        where,
     ).fetchone()
     return (row[0], row[1]) if row else (0, "")
 
@@ -276,6 +292,22 @@ def longest_writer(connection: db.Connection, source: Source) -> Writer | None:
         [source.table.oid],
     ).fetchone()
     return None if row is None else Writer(row[0], None if row[1] is None else timedelta(seconds=row[1]))
+
+
+def _execute(
+    connection: db.Connection | psycopg.Cursor[TupleRow],
+    query: sql.Composed,
+    source: Source,
+    where: LiteralString | None,
+) -> psycopg.Cursor[TupleRow]:
+    try:
+        return connection.execute(query)
+    except (pg.ProgrammingError, pg.DataError, pg.NotSupportedError) as error:
+        if where is None or isinstance(error, pg.InsufficientPrivilege):
+            raise
+        raise BadInputError(
+            f"NewRows on {source.table}: where={where!r} cannot be used: {db.primary_message(error)}; mend it"
+        ) from None
 
 
 def _due(source: Source, where: LiteralString | None, position: AnyPosition | None, horizon: str) -> sql.Composed:

@@ -10,7 +10,6 @@ Rows that failed have an entry in `gaffer.job_item`, and are claimed by it.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,9 +19,9 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import class_row, tuple_row
 
-from gaffer_dagster.domain.due import PendingRows
+from gaffer_dagster.domain.due import PendingRows, prepare_command
 from gaffer_dagster.domain.lease import Lease
-from gaffer_dagster.errors import BadInputError, NotPreparedError
+from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db, prepare, tables
 
 BACKLOG_CEILING = 1_000_000
@@ -99,15 +98,13 @@ def source(connection: db.Connection, due: PendingRows) -> Source:
 
 
 def is_indexed(connection: db.Connection, due: PendingRows) -> bool:
-    """The table has the index that `gaffer prepare` makes, by which a claim costs the same however many are done."""
-    try:
-        return not prepare.pending_statements(connection, due.table, due.key, due.pending)
-    except NotPreparedError:
-        return False
+    """The table has a partial index by key, by which a claim costs the same however many are done. Whether its
+    condition follows from the job's is not told."""
+    return prepare.is_indexed_partially(connection, due.table, due.key)
 
 
 def cure(due: PendingRows) -> str:
-    return f"gaffer prepare {due.table} --key {due.key} --pending {shlex.quote(due.pending)} --apply"
+    return prepare_command(due.table, due.key, "--pending", due.pending, "--apply")
 
 
 def claim_new(connection: db.Connection, source: Source, job: str, after: str | None, limit: int) -> list[Row]:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from psycopg import errors as pg
 from psycopg import sql
 
-from gaffer_dagster.errors import NotPreparedError
+from gaffer_dagster.domain.due import prepare_command
+from gaffer_dagster.errors import BadInputError, NotPreparedError
 from gaffer_dagster.store import db, tables
 
 XID_COLUMN = "gaffer_xid"
@@ -82,7 +84,7 @@ def source(connection: db.Connection, table_name: str, key: str) -> Source:
     ]
     if missing:
         raise NotPreparedError(
-            f"table {table} lacks {', '.join(missing)}; run: gaffer prepare {table_name} --key {key} --apply"
+            f"table {table} lacks {', '.join(missing)}; run: {prepare_command(table_name, key, '--apply')}"
         )
     return Source(table, key, key_type, state.trigger or "new")
 
@@ -91,24 +93,23 @@ def cursor_source(connection: db.Connection, table_name: str, key: str, cursor: 
     """Raises `NotPreparedError`, or `BadInputError`, for a table, key or cursor that cannot serve."""
     table, key_type = checked(connection, table_name, key)
     column = table.column(cursor)
+    name, quoted = (each.as_string(connection) for each in (table.identifier, sql.Identifier(cursor)))
     if column.base == "timestamp without time zone":
-        quoted = sql.Identifier(cursor).as_string(connection)
         raise NotPreparedError(
             f"cursor {cursor!r} of table {table} is a timestamp without time zone: which time it means depends on who "
-            f"wrote it. Make it one that says so: alter table {table} alter column {quoted} type timestamptz "
+            f"wrote it. Make it one that says so: alter table {name} alter column {quoted} type timestamptz "
             f"using {quoted} at time zone 'UTC' (or the zone that it was written in)"
         )
     if column.base not in CURSOR_TYPES:
         raise NotPreparedError(
             f"cursor {cursor!r} of table {table} is of type {column.type}, which no lag in time can be kept behind; "
-            f"use a column of type timestamptz or date, or leave cursor= out and run: gaffer prepare {table_name} "
-            f"--key {key} --apply"
+            f"use a column of type timestamptz or date, or leave cursor= out and run: "
+            + prepare_command(table_name, key, "--apply")
         )
     if not column.not_null:
-        quoted = sql.Identifier(cursor).as_string(connection)
         raise NotPreparedError(
             f"cursor {cursor!r} of table {table} may be null, and rows without it would never be due; fill it, and "
-            f"run: alter table {table} alter column {quoted} set not null"
+            f"run: alter table {name} alter column {quoted} set not null"
         )
     return Source(table, key, key_type, "cursor", cursor, column.base)
 
@@ -204,6 +205,8 @@ def pending_statements(connection: db.Connection, table_name: str, key: str, pen
         [table.oid, index],
     ).fetchone()
     todo: list[sql.Composable] = []
+    if found is None or not found[0]:
+        _check_predicate(connection, table, key, pending)
     if found is not None and not found[0]:
         todo.append(sql.SQL("drop index concurrently {}").format(sql.Identifier(table.schema, index)))
     if found is None or not found[0]:
@@ -220,12 +223,52 @@ def pending_statements(connection: db.Connection, table_name: str, key: str, pen
     return [statement.as_string(connection) for statement in todo]
 
 
+def _check_predicate(connection: db.Connection, table: tables.Table, key: str, pending: str) -> None:
+    """Raises `BadInputError` where no index can have this condition: told of an empty table that looks like this one,
+    so that nobody waits for it."""
+    name = sql.Identifier("pg_temp", table.name)
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute(sql.SQL("create temporary table {} (like {})").format(name, table.identifier))
+            connection.execute(
+                sql.SQL("create index on {} ({}) where {}").format(
+                    name,
+                    sql.Identifier(key),
+                    sql.SQL(pending),  # pyright: ignore[reportArgumentType] — the job's own text
+                )
+            )
+    except (pg.InvalidObjectDefinition, pg.FeatureNotSupported) as error:
+        rest = prepare_command(table.identifier.as_string(connection), key, "--pending")
+        raise BadInputError(
+            f"pending={pending!r} cannot be the condition of an index ({db.primary_message(error)}), and works without "
+            "one. Leave out the parts of it that depend on the time or on other rows; an index on the rest serves, "
+            f"such as: {rest} 'done_at is null'"
+        ) from None
+    except pg.InsufficientPrivilege:  # it may make no temporary table; CREATE INDEX will tell
+        return
+    except (pg.SyntaxError, pg.UndefinedColumn, pg.UndefinedFunction, pg.DatatypeMismatch) as error:
+        raise BadInputError(f"pending={pending!r} cannot be used: {db.primary_message(error)}; mend it") from None
+
+
+def is_indexed_partially(connection: db.Connection, table_name: str, key: str) -> bool:
+    """There is a partial index by the key, whatever its condition."""
+    row = connection.execute(
+        """
+        select exists (select from pg_catalog.pg_index i
+                        where i.indrelid = %s and i.indisvalid and i.indpred is not null
+                          and i.indkey[0] = (select attnum from pg_catalog.pg_attribute
+                                              where attrelid = i.indrelid and attname = %s))
+        """,
+        [tables.find(connection, table_name).oid, key],
+    ).fetchone()
+    return bool(row and row[0])
+
+
 def apply(connection: db.Connection, todo: list[str]) -> None:
     """Runs `statements`: column and trigger in one transaction that waits for no lock for long, and the index without
     blocking writers, however long it waits for those who read or write the table now."""
     indexes = [text for text in todo if " index concurrently " in text]
-    with connection.transaction():
-        connection.execute("set local lock_timeout = '5s'")
+    with db.impatient_of_locks(connection):
         for text in todo:
             if text not in indexes:
                 connection.execute(sql.SQL(text))  # pyright: ignore[reportArgumentType] — composed by `statements`

@@ -13,8 +13,7 @@ def protect(connection: db.Connection, table: tables.Table, jobs: Collection[str
     of any job where none is named. Returns how many tables are guarded now. Raises `UnknownJobError`.
 
     Waits for no lock for long."""
-    with db.refusals(), connection.transaction():
-        connection.execute("set local lock_timeout = '5s'")
+    with db.refusals(), db.impatient_of_locks(connection):
         row = connection.execute(
             "select gaffer.protect(%s, %s, %s, %s)", [table.oid, sorted(jobs) or None, operator.by, operator.reason]
         ).fetchone()
@@ -23,8 +22,7 @@ def protect(connection: db.Connection, table: tables.Table, jobs: Collection[str
 
 def unprotect(connection: db.Connection, table: tables.Table, operator: Operator) -> bool:
     """Anybody may write again. False: the table was not protected."""
-    with db.refusals(), connection.transaction():
-        connection.execute("set local lock_timeout = '5s'")
+    with db.refusals(), db.impatient_of_locks(connection):
         row = connection.execute(
             "select gaffer.unprotect(%s, %s, %s)", [table.oid, operator.by, operator.reason]
         ).fetchone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
@@ -51,12 +52,18 @@ def is_foreign(connection: db.Connection, job: str) -> bool:
 
 def after_row(connection: db.Connection, source: Source, horizon: str, key: str) -> new_rows.AnyPosition:
     """Behind the row with this key. Raises `BadInputError` where there is none, or rows may still come before it."""
-    rows = _positions(
-        connection,
-        source,
-        horizon,
-        sql.SQL("where {} = {}::{}").format(sql.Identifier(source.key), sql.Literal(key), source.key_type),
-    )
+    try:
+        rows = _positions(
+            connection,
+            source,
+            horizon,
+            sql.SQL("where {} = {}::{}").format(sql.Identifier(source.key), sql.Literal(key), source.key_type),
+        )
+    except psycopg.DataError as error:
+        raise BadInputError(
+            f"position 'after:{key}' names no {source.key} of {source.table}: {db.primary_message(error)}; give the "
+            "key of a row, such as it is in the table"
+        ) from None
     if not rows:
         raise BadInputError(f"{source.table} has no row with {source.key} = {key}; give the key of one that is there")
     [(position, is_settled)] = rows

@@ -322,9 +322,9 @@ def test_a_dry_run_says_it_all_and_changes_nothing(here: str) -> None:
     assert done.exit_code == 0, done.output
     [(xid,)] = jobs.query(here, "select distinct position ->> 'xid' from gaffer.job_watermark")
     assert done.stdout == (
-        f"by_id: fence 1 to 1,000,001; from behind the row 10 of transaction {xid} to behind the row 10 of "
+        f"by_id: fence 1 to 1,000,001; from just after row 10 of transaction {xid} to just after row 10 of "
         "transaction 4; rows due: 2\n"
-        f"by_id_slowly: fence 1 to 1,000,001; from behind the row 4 of transaction {xid} to behind the row 4 of "
+        f"by_id_slowly: fence 1 to 1,000,001; from just after row 4 of transaction {xid} to just after row 4 of "
         "transaction 4; rows due: 8\n"
         "public.source: 10 rows are rewritten, and nobody can write to it meanwhile\n"
     )

@@ -401,10 +401,10 @@ def test_gaffer_watermark_shows_and_sets_a_cursor(events: Events) -> None:
         assert done.exit_code == 0, done.output
         return done.stdout
 
-    shown = "by_cursor is behind the row {} of 2027-03-01T11:0{}:00 (UTC)"
-    assert said("show", "by_cursor").strip() == shown.format(5, 5)
+    shown = "by_cursor is just after row {} of 2027-03-01T11:0{}:00 (UTC); {} due after it"
+    assert said("show", "by_cursor").strip() == shown.format(5, 5, "0 rows")
     assert "3 rows will be processed again" in said("set", "by_cursor", "after:2", "--yes")
-    assert said("show", "by_cursor").strip() == shown.format(2, 2)
+    assert said("show", "by_cursor").strip() == shown.format(2, 2, "3 rows")
     assert events.run().items == 3
     assert "5 rows will be processed again" in said("set", "by_cursor", "beginning", "--yes")
     assert "5 rows will be skipped for good" in said("set", "by_cursor", "end", "--yes")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 from dataclasses import replace
@@ -26,7 +27,7 @@ from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.errors import BadInputError, BadSpecError, NotPreparedError
 from gaffer_dagster.store import db, pending_rows, prepare
 from gaffer_dagster.testing import Clock
-from tests.support import jobs, variants
+from tests.support import faults, jobs, variants
 
 PENDING, DONE = "done_at is null", "done_at = gaffer.clock()"
 
@@ -433,10 +434,10 @@ def test_people_see_the_parked_rows_and_try_them_again_or_drop_them(url: str, cl
         "4",
     ]
     assert "ValueError: row 4 is bad" in gaffer(url, "items", "list", "items")
-    assert gaffer(url, "items", "drop", "items", "4", "--yes") == "1 rows of items are dropped\n"
+    assert gaffer(url, "items", "drop", "items", "4", "--yes") == "1 row of items is dropped\n"
     assert jobs.query(url, "select parked from gaffer.job") == [(1,)]
     assert gaffer(url, "items", "retry", "items", "--parked", "--yes", "--reason", "mended") == (
-        "1 rows of items are tried again\n"
+        "1 row of items is tried again\n"
     )
     assert jobs.query(url, "select parked, parked_at, follow_up_at is not null from gaffer.job") == [(0, None, True)]
     assert jobs.query(url, "select action, details ->> 'rows' from gaffer.operator_action order by id") == [
@@ -448,6 +449,33 @@ def test_people_see_the_parked_rows_and_try_them_again_or_drop_them(url: str, cl
     assert "dropped" in gaffer(url, "items", "list", "items", "--all")
 
 
+def test_what_data_says_is_no_markup_and_moves_no_cursor(url: str, clock: Clock) -> None:
+    jobs.execute(url, "create table item (id text primary key, done_at timestamptz)")
+    keys = ["[/x]", "[emea]", ":smile:", "a\x1b[2Jb\nc"]
+    jobs.execute(url, "insert into item select unnest(%s::text[])", keys)
+
+    def work(batch: Batch) -> None:
+        raise ValueError(f"[/red] {batch.rows[0]['id']} is [bold]bad")
+
+    jobs.run(spec(attempts=1), url, work, worker_clock=clock.now)
+    shown = gaffer(url, "items", "list", "items")
+    for key in [*keys[:3], r"a\x1b[2Jb\nc"]:
+        assert f"ValueError: [/red] {key} is [bold]bad" in shown
+    assert "\x1b" not in shown
+
+    def whole(batch: Batch) -> None:
+        raise ValueError("[/red] all of [emea]\x1b[2J")
+
+    jobs.make_source(url, 1)
+    faults.settle(url)
+    with pytest.raises(ValueError, match="emea"):
+        jobs.run(jobs.spec(), url, whole)
+    shown = gaffer(url, "runs", "copy_rows")
+    assert r"[/red] all of [emea]\x1b[2J" in shown
+    found = CliRunner().invoke(main, ["items", "list", "a\x1b[2J"], env={"GAFFER_DATABASE_URL": url})
+    assert (found.exit_code, "\x1b" in found.stderr) == (1, False)
+
+
 @pytest.mark.parametrize("given", [[], ["1", "--parked"], ["9", "--yes"]])
 def test_rows_that_are_not_named_right_are_said(url: str, given: list[str]) -> None:
     make(url, 1)
@@ -455,6 +483,23 @@ def test_rows_that_are_not_named_right_are_said(url: str, given: list[str]) -> N
     found = CliRunner().invoke(main, ["items", "retry", "items", *given], env={"GAFFER_DATABASE_URL": url})
     assert found.exit_code == 1
     assert "key" in found.stderr
+
+
+def test_a_key_may_be_a_negative_number_and_a_misspelt_option_is_none(url: str) -> None:
+    make(url, 0)
+    add(url, -11, -10)
+    jobs.run(spec(attempts=1), url, failing(-11, -10))
+
+    def drop(*words: str) -> Any:
+        return CliRunner().invoke(main, ["items", "drop", "items", *words], env={"GAFFER_DATABASE_URL": url})
+
+    for words in (["-10", "--yess"], ["-x", "--yes"]):
+        refused = drop(*words)
+        assert (refused.exit_code, "No such option" in refused.stderr) == (2, True)
+    assert "key -x" in drop("--yes", "--", "-x").stderr
+    nobody = drop("-10")
+    assert (nobody.exit_code, "give --yes" in nobody.stderr) == (1, True)
+    assert drop("-10", "-11", "--yes").stdout == "2 rows of items are dropped\n"
 
 
 def gaffer(url: str, *arguments: str) -> str:
@@ -582,6 +627,59 @@ def test_prepare_prints_the_index_that_claims_need_and_checks_it(url: str, caplo
     caplog.clear()
     jobs.run(spec(), url, effect)
     assert "gaffer prepare" not in caplog.text
+
+
+def test_a_cure_can_be_pasted_into_a_shell_whatever_the_names(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    table, pending = """ "Odd Schema"."Q ""x"" '%" """.strip(), """done_at is null and "a 'key'" <> 'it''s'"""
+    jobs.execute(url, 'create schema "Odd Schema"')
+    with db.connect(url, application_name="test") as connection:
+        connection.execute(
+            sql.SQL("create table {} (id bigint primary key, \"a 'key'\" text, done_at timestamptz)").format(
+                sql.Identifier("Odd Schema", 'Q "x" \'%')
+            )
+        )
+    job = JobSpec("items", gd.PendingRows(table, "id", pending=pending, done=DONE), None)  # type: ignore[arg-type]
+    jobs.run(job, url, effect)
+    [cure] = re.findall("cure=(gaffer prepare .*)", caplog.text)
+    assert "create index" in gaffer(url, *shlex.split(cure)[1:])
+    caplog.clear()
+    jobs.run(job, url, effect)
+    assert "gaffer prepare" not in caplog.text
+    with pytest.raises(NotPreparedError, match="run: gaffer prepare") as raised:
+        jobs.run(JobSpec("copied", gd.NewRows(table, "id"), None), url, effect)
+    gaffer(url, *shlex.split(str(raised.value).partition("run: gaffer ")[2]))
+    assert jobs.run(JobSpec("copied", gd.NewRows(table, "id"), None), url, effect).outcome == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("run_at <= now()", "must be marked IMMUTABLE"),
+        ("exists (select from effect)", "cannot use subquery"),
+    ],
+)
+def test_what_no_index_can_have_is_said_and_one_on_the_rest_serves(
+    url: str, caplog: pytest.LogCaptureFixture, more: str, why: str
+) -> None:
+    make(url, 1, indexed=False)
+    jobs.execute(url, "alter table item add run_at timestamptz default '2020-01-01'")
+    pending = f"{PENDING} and {more}"
+    arguments = ["prepare", "item", "--key", "id", "--pending"]
+    for apply in ([], ["--apply"]):
+        refused = CliRunner().invoke(main, [*arguments, pending, *apply], env={"GAFFER_DATABASE_URL": url})
+        assert (refused.exit_code, why in refused.stderr, "an index on the rest serves" in refused.stderr) == (
+            1,
+            True,
+            True,
+        )
+    jobs.run(spec(pending=pending), url, effect)
+    assert "gaffer prepare" in caplog.text
+    caplog.clear()
+    gaffer(url, *arguments, PENDING, "--apply")
+    jobs.run(spec(pending=pending), url, effect)
+    assert "gaffer prepare" not in caplog.text
+    refused = CliRunner().invoke(main, [*arguments, "nosuch > 1"], env={"GAFFER_DATABASE_URL": url})
+    assert "pending='nosuch > 1' cannot be used: column" in refused.stderr
 
 
 def test_a_claim_reads_the_pending_rows_only_however_many_are_done(url: str) -> None:

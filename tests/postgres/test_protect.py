@@ -531,6 +531,17 @@ def test_the_command(guarded: str, tmp_path: Path) -> None:
     refused(lambda: jobs.execute(guarded, INSERT))
 
 
+def test_who_uses_the_table_is_not_waited_for_for_long(guarded: str, tmp_path: Path) -> None:
+    jobs.execute(guarded, "create table fresh (id bigint primary key)")
+    with psycopg.connect(guarded) as user:
+        user.execute("insert into fresh values (1)")
+        for words in (["protect", "fresh", "--yes"], ["prepare", "fresh", "--key", "id", "--apply"]):
+            done = gaffer(guarded, tmp_path, *words)
+            assert done.returncode == 1
+            assert "somebody uses the table" in done.stderr
+            assert "Try again when that transaction is over" in done.stderr
+
+
 def test_nothing_is_left_behind_by_many_batches(guarded: str) -> None:
     """Neither rows nor dead ones: the checks at COMMIT live in the server's memory."""
     sizes = (

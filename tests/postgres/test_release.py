@@ -244,8 +244,21 @@ def test_the_command_says_whom_it_took_the_lease_from(url: str, job: Any) -> Non
     status, text = command(url, "copy_rows", "--yes", "--by", "may", "--reason", "it hangs")
     assert status == 0
     assert "the lease of slot 0 was taken from the-holder:1:x (fence 1, held until" in text
+    assert text.endswith("nothing more of that run is committed, and another one is asked for\n")
     assert command(url, "copy_rows") == nothing
     assert command(url, "nobody", "--yes")[0] == 1
+
+
+def test_the_command_says_that_another_run_is_asked_for_only_where_one_comes(url: str, job: Any) -> None:
+    with session(url) as connection:
+        acquire(connection, job)
+        operations.pause(connection, "copy_rows", None, None, MAY)
+        connection.execute("select gaffer.register_external('elsewhere')")
+        connection.execute("select gaffer.acquire('elsewhere', 0, gen_random_uuid())")
+    status, text = command(url, "copy_rows", "--yes")
+    assert (status, "asked for" in text, "once its pause is over" in text) == (0, False, True)
+    status, text = command(url, "elsewhere", "--yes")
+    assert (status, "asked for" in text, "has to start it again" in text) == (0, False, True)
 
 
 BROKEN = {

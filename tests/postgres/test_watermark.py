@@ -44,7 +44,9 @@ def test_it_says_what_it_would_do_and_does_nothing_in_a_dry_run(done: str) -> No
 
 def test_a_job_goes_on_where_it_was_set_to(done: str) -> None:
     said(done, "set", "copy_rows", "after:6", "--yes", "--by", "ann", "--reason", "bad code")
-    assert "behind the row 6 " in said(done, "show", "copy_rows")
+    shown = said(done, "show", "copy_rows")
+    assert "just after row 6 " in shown
+    assert shown.endswith("; 4 rows due after it\n")
     assert jobs.run(jobs.spec(), done).items == 4
     assert jobs.query(done, "select id, count(*) from target group by id having count(*) > 1 order by id") == [
         (n, 2) for n in (7, 8, 9, 10)
@@ -58,7 +60,7 @@ def test_a_job_goes_on_where_it_was_set_to(done: str) -> None:
     assert "3 rows will be skipped for good" in said(done, "set", "copy_rows", "end", "--yes")
     assert jobs.run(jobs.spec(), done).items == 0
     said(done, "set", "copy_rows", "beginning", "--yes")
-    assert said(done, "show", "copy_rows") == "copy_rows is at the beginning\n"
+    assert said(done, "show", "copy_rows") == "copy_rows is at the beginning; 13 rows due after it\n"
     assert jobs.run(jobs.spec(), done).items == 13
 
 
@@ -84,7 +86,7 @@ def test_nobody_can_commit_over_it(done: str) -> None:
         (["set", "nobody", "end"], "no job 'nobody'"),
         (["set", "copy_rows", "2027-01-01"], "beginning, end or after:KEY"),
         (["set", "copy_rows", "after:99"], "no row with id = 99"),
-        (["set", "copy_rows", "after:x"], "the database refused"),
+        (["set", "copy_rows", "after:x"], "position 'after:x' names no id of public.source"),
         (["set", "copy_rows", "end", "--by", " "], "--by"),
     ],
 )
@@ -113,7 +115,9 @@ def test_time_is_set_to_the_end_of_an_interval(url: str) -> None:
     assert f"{ran.items - 3} interval" in again
     assert "processed again" in again
     said(url, "set", "daily", third, "--yes")
+    assert f"; {ran.items - 3} interval" in said(url, "show", "daily")
     assert jobs.run(job, url, lambda batch: None).items == ran.items - 3
+    assert said(url, "show", "daily").endswith("; 0 intervals due after it\n")
     between = gaffer(url, "set", "daily", f"{third}T11:00", "--yes")
     assert (between.exit_code, f"give {third}T00:00:00" in between.stderr) == (1, True)
     assert "has not come yet" in gaffer(url, "set", "daily", "2999-01-01", "--yes").stderr
@@ -131,6 +135,7 @@ def test_rows_with_numbers_of_another_cluster_are_refused_until_they_are_mended(
     with pytest.raises(NotPreparedError, match="run: gaffer prepare source --key id --apply"):
         jobs.run(jobs.spec(), url)
     assert "gaffer prepare source" in gaffer(url, "set", "copy_rows", "beginning", "--yes").stderr
+    assert "cannot be told: table public.source lacks" in said(url, "show", "copy_rows")
     with db.connect(url, application_name="test") as connection:
         prepare.apply(connection, prepare.statements(connection, "source", "id", changed=None))
         assert prepare.statements(connection, "source", "id", changed=None) == []

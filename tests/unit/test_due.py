@@ -29,6 +29,7 @@ def intervals(schedule: Schedule | None = NEW_YORK, **given: Any) -> Intervals:
         ({"key": ""}, "key=''"),
         ({"settle": "1m"}, "settle='1m'"),
         ({"cursor": "at", "settle": "soon"}, "NewRows on flights: settle='soon'"),
+        ({"cursor": "at", "settle": "1000000d"}, "settle='1000000d' is longer than 3,653 days"),
         ({"cursor": "at"}, "cursor='at' needs settle= as a duration"),
         ({"cursor": ["at", "id"], "settle": "1m"}, "cursor=['at', 'id'] must be one column"),
         ({"cursor": (), "settle": "1m"}, "cursor=() must be one column"),
