@@ -151,7 +151,18 @@ def test_a_trigger_that_saw_no_updates_would_be_caught(seen: Seen) -> None:
 # ── other databases, and other tables ────────────────────────────────────────────────────────────────────────────
 
 
+BURN = """
+    do $$ begin for n in 1..5000 loop
+        begin create temporary table burnt (); raise division_by_zero; exception when division_by_zero then null; end;
+    end loop; end $$
+"""
+
+
 def test_a_dump_restored_into_another_cluster_stops_the_job_loudly(seen: Seen, tmp_path: Path) -> None:
+    """The old cluster has counted further than the new one."""
+    seen.write(BURN)
+    seen.write("insert into source (value) values ('far ahead')")
+    assert len(seen.run()) == 1
     dumped = tmp_path / "dump"
     subprocess.run([of_postgres("pg_dump"), "-Fc", "-f", dumped, "-d", seen.url], check=True, timeout=120)
     elsewhere = local.start(tmp_path / "elsewhere", fsync=False)
@@ -175,7 +186,7 @@ def test_a_dump_restored_into_another_cluster_stops_the_job_loudly(seen: Seen, t
             # From the beginning, where that was decided: what the dump held, and what has come since.
             assert ticking.invoke(url, "watermark", "set", "copy_rows", "beginning", "--yes").exit_code == 0
             prepare.apply(connection, prepare.statements(connection, "source", "id", changed=None))
-        assert jobs.run(job(), url).items == 7
+        assert jobs.run(job(), url).items == 8
         jobs.execute(url, "update source set value = 'x' where id = 1")
         assert jobs.run(job(), url).items == 1
         assert jobs.run(job(), url).items == 0
