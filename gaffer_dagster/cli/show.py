@@ -83,9 +83,9 @@ def print_jobs(records: Sequence[JobRecord]) -> None:
 def _held(record: JobRecord, held_by: HeldBy) -> str:
     cure = "end that transaction" if held_by.cure is None else held_by.cure
     return (
-        f"{record.name}: since {show_time(record.held_since)} something waits, when a run last looked for {held_by.who}; "
-        f"seen to stand since {show_time(record.held_by_since)} ({ago(record.held_by_since)}). Nothing is lost, and it "
-        f"waits until that is over. To end it, if it is there still: {cure}"
+        f"{record.name}: since {show_time(record.held_since)} something waits for {held_by.who}; seen to stand since "
+        f"{show_time(record.held_by_since)} ({ago(record.held_by_since)}), as of the last run. Nothing is lost, and it "
+        f"waits until that is over. To end it: {cure}"
     )
 
 

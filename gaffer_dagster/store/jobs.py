@@ -33,12 +33,9 @@ def register(connection: db.Connection, spec: JobSpec, registration: Registratio
     registered it before, if they differ. Raises `RenamedJobError`."""
     with db.refusals():
         found = connection.execute(
-            """
-            select gaffer.base_of_spec(%(job)s, %(hash)s), gaffer.clock(), j.next_due_at, j.spec -> 'schedule',
-                   j.paused_at, j.paused_until
-              from (select) as one left join gaffer.job j on j.name = %(job)s
-            """,
-            {"job": spec.name, "hash": spec.hash},
+            "select base_at, gaffer.clock(), next_due_at, schedule, paused_at, paused_until"
+            " from gaffer.base_of_spec(%s, %s)",
+            [spec.name, spec.hash],
         ).fetchone()
         assert found is not None  # noqa: S101 — one row by construction
         base, now, next_due_at, schedule, paused_at, paused_until = found

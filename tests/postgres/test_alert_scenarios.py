@@ -654,7 +654,7 @@ BROKEN = {
     ),
     "a schedule edit is forgotten": (
         "base_of_spec",
-        {"return greatest(v_settled, v_newest.since_at);": "return v_settled;"},
+        {"base_at := greatest(v_settled, v_newest.since_at);": "base_at := v_settled;"},
         test_ticks_from_before_an_edit_do_not_come_up_when_zone_data_changes,
     ),
     "a late wake-up always misses a tick": (

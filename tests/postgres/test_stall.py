@@ -371,7 +371,7 @@ def test_status_says_who_and_what_to_do(url: str) -> None:
         }  # fmt: skip
         line = shown.splitlines()[-1]
         assert line.startswith("copy_rows: since 20")
-        assert f"something waits, when a run last looked for {record.held_by.who}; seen to stand since 20" in line
+        assert f"something waits for {record.held_by.who}; seen to stand since 20" in line
         assert line.endswith(f"Nothing is lost, and it waits until that is over. To end it: {record.held_by.cure}")
         told = json.loads(invoke(url, "runs", "--json").stdout.splitlines()[0])
         assert told["held_by"] == found["held_by"]

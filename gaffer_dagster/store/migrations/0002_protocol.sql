@@ -103,9 +103,14 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as 'select system_identifier::text from pg_catalog.pg_control_system()';
 
--- From when on the ticks of a spec count. A new one, or of a job that was retired: from now on. One that comes back after less than an hour never
--- left: it is one of two code versions that alternate, and the ticks of both count.
-create function gaffer.base_of_spec(p_job text, p_spec_hash text) returns timestamptz
+-- What registering goes by. `base_at`: from when on the ticks of a spec count. A new one, or of a job that was retired:
+-- from now on. One that comes back after less than an hour never left: it is one of two code versions that alternate, and
+-- the ticks of both count. The rest is of the job as it was.
+create function gaffer.base_of_spec(
+    p_job text, p_spec_hash text,
+    out base_at timestamptz, out next_due_at timestamptz, out schedule jsonb, out paused_at timestamptz,
+    out paused_until timestamptz
+)
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -116,17 +121,22 @@ declare
     v_newest gaffer.job_spec;
 begin
     select * into v_job from gaffer.job where name = p_job;
-    if not found or v_job.retired_at is not null
+    base_at := v_now;
+    next_due_at := v_job.next_due_at;
+    schedule := v_job.spec -> 'schedule';
+    paused_at := v_job.paused_at;
+    paused_until := v_job.paused_until;
+    if v_job.name is null or v_job.retired_at is not null
        or not exists (select from gaffer.job_spec where job = p_job and spec_hash = p_spec_hash) then
-        return v_now;
+        return;
     end if;
     v_settled := least(greatest(v_job.first_seen_at, v_job.covered_until, v_job.skipped_until), v_now);
     select * into v_newest from gaffer.job_spec where job = p_job order by id desc limit 1;
     if v_job.spec_hash = p_spec_hash then
-        return greatest(v_settled, v_newest.since_at);
+        base_at := greatest(v_settled, v_newest.since_at);
+    elsif v_newest.registered_at > v_now - interval '1 hour' then
+        base_at := greatest(v_settled, v_newest.registered_at);
     end if;
-    return case when v_newest.registered_at > v_now - interval '1 hour'
-                then greatest(v_settled, v_newest.registered_at) else v_now end;
 end $$;
 
 -- Makes the job known as it is now; writes nothing when nothing changed. Returns the zone data of whoever registered
