@@ -125,6 +125,8 @@ def lost_connection(error: BaseException) -> bool:
     """The connection died of something that may pass: the network, a restart, an administrator's command."""
     if not isinstance(error, psycopg.OperationalError):
         return False
+    if error.sqlstate == "08P01":  # so PgBouncer says that the server has gone; as an ERROR it is bad SQL
+        return error.diag.severity == "FATAL"
     return error.sqlstate is None or error.sqlstate in _CONNECTION_LOST
 
 

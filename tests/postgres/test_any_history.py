@@ -95,7 +95,7 @@ def test_row_runs_and_ledger_agree(url: str, clock: Clock, due: object, seed: in
 
 
 BROKEN = {
-    "each change re-bases": ("register", {"when next_due_at <= v_now then": "when false then"}),
+    "each change re-bases": ("register", {"when p_still_due_at <= v_now then": "when false then"}),
     "a resume forgets": ("resume", {"then p_next_tick else": "then next_due_at else"}),
     "a pause in place of another forgets": ("pause", {"then p_next_tick else": "then next_due_at else"}),
     "a run covers, and what is due next stays": (

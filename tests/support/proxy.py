@@ -122,9 +122,9 @@ def cutting(url: str, *cuts: tuple[str, Cut], host: str = "127.0.0.1") -> Genera
     try:
         yield proxy
     finally:
-        server.close()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        server.close()  # while the loop runs, only its own thread may
         for task in asyncio.all_tasks(loop):
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0))
