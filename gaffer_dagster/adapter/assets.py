@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any, TypedDict, overload
 from weakref import WeakKeyDictionary
 
@@ -27,6 +28,7 @@ from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds
 from gaffer_dagster.domain.due import Due
 from gaffer_dagster.domain.lint import lint
+from gaffer_dagster.domain.progress import Progress
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec, work_hash
 from gaffer_dagster.engine.registry import Definition
@@ -36,6 +38,9 @@ from gaffer_dagster.errors import BadSpecError, GafferWarning
 from gaffer_dagster.store import db
 
 JOB_TAG = "gaffer/job"
+
+# Each is a row in Dagster's storage, and a point of a plot.
+_PROGRESS_EVERY = timedelta(seconds=30)
 
 
 @dataclass(frozen=True)
@@ -228,7 +233,13 @@ def _materialize(
     resource = resource_of(context.resources, job.database, job.spec.name)
     run = None
     try:
-        with resource.run(job.spec, work_hash=job.definition.work_hash, known=job.known) as run:
+        with resource.run(
+            job.spec,
+            work_hash=job.definition.work_hash,
+            known=job.known,
+            on_progress=partial(_tell_progress, context),
+            progress_every=_PROGRESS_EVERY,
+        ) as run:
             run.apply(job.work)
     except Exception:
         if run is not None and run.record is not None:
@@ -244,6 +255,13 @@ def _materialize(
     run.reported()
     if not run.outcome.did_not_work:
         yield from _checks(context, job, resource)
+
+
+def _tell_progress(context: dg.AssetExecutionContext, progress: Progress) -> None:
+    try:
+        context.log_event(dg.AssetObservation(context.asset_key, metadata=metadata.of_progress(progress)))
+    except Exception as error:  # Dagster's storage is no reason to stop
+        context.log.warning(f"progress is not shown: {db.primary_message(error)}")
 
 
 def _checks(

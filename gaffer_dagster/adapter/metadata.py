@@ -7,7 +7,8 @@ from typing import Any
 
 import dagster as dg
 
-from gaffer_dagster.domain.run import RunRecord
+from gaffer_dagster.domain.progress import Progress
+from gaffer_dagster.domain.run import Outcome, RunRecord
 from gaffer_dagster.domain.watermark import Position
 
 
@@ -38,6 +39,21 @@ def of_run(record: RunRecord) -> dict[str, Any]:
         told["gaffer/held_by"] = record.held_by.who
         if record.ended_at is not None and record.held_by_since is not None:
             told["gaffer/held_seconds"] = (record.ended_at - record.held_by_since).total_seconds()
+    return told
+
+
+def of_progress(progress: Progress) -> dict[str, Any]:
+    """Of a run that is at work. What is left has the key that tells it at the run's end: a catch-up is one line."""
+    told: dict[str, Any] = {
+        "gaffer/outcome": str(Outcome.RUNNING),
+        "gaffer/items_so_far": progress.items,
+        "gaffer/batches_so_far": progress.batches,
+        "gaffer/items_per_second": round(progress.items_per_second, 1),
+    }
+    if progress.left is not None:
+        told["gaffer/backlog"] = progress.left
+    if progress.caught_up_at is not None:
+        told["gaffer/caught_up_at"] = dg.MetadataValue.timestamp(progress.caught_up_at)
     return told
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TextIO
 
 import click
 
@@ -38,8 +39,16 @@ def signals() -> Generator[None]:
         sys.exit(128 + (told[0] if told else signal.SIGINT))
 
 
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what stderr is now: while a progress bar is drawn, its lines come out above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def log_to_stderr(*, as_json: bool, level: int) -> None:
-    handler = logging.StreamHandler()
+    handler = _Stderr()
     handler.setFormatter(JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("gaffer")
     logger.addHandler(handler)

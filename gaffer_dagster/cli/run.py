@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gaffer_dagster import database
 from gaffer_dagster.cli import show
@@ -50,7 +50,9 @@ def run(
     Exits 0 also when another run has the lease, or the job is paused; 1 when it failed; 75 when the database cannot
     be reached; 128 + n when signal n interrupted it.
     """
-    log_to_stderr(as_json=as_json, level=logging.ERROR if quiet else logging.INFO)
+    # On a terminal a bar says what each batch's line says elsewhere.
+    level = logging.ERROR if quiet else logging.WARNING if _has_bar(as_json) else logging.INFO
+    log_to_stderr(as_json=as_json, level=level)
     with signals():
         jobs = jobs_in(file, module)
         if job not in jobs:
@@ -67,7 +69,7 @@ def run(
 
 def _run_once(job: Any, url: str, *, despite_pause: bool, redo: datetime | None, as_json: bool) -> tuple[Outcome, int]:
     log = wrap(logging.getLogger("gaffer"))
-    bar = _progress() if not as_json and sys.stderr.isatty() else None
+    bar = _progress() if _has_bar(as_json) else None
     opened: Run | None = None
     try:
         with (
@@ -85,7 +87,7 @@ def _run_once(job: Any, url: str, *, despite_pause: bool, redo: datetime | None,
             ) as opened,
         ):
             if bar is not None and opened.outcome is Outcome.RUNNING:
-                bar.add_task(job.spec.name, total=opened.backlog())
+                bar.add_task(job.spec.name, total=opened.backlog(), pace="")
             opened.apply(job.work)
     except Exception as error:
         if isinstance(error, GafferError):
@@ -103,16 +105,23 @@ def _run_once(job: Any, url: str, *, despite_pause: bool, redo: datetime | None,
     return opened.outcome, 0 if opened.record is None else opened.record.items
 
 
+def _has_bar(as_json: bool) -> bool:
+    return not as_json and sys.stderr.isatty()
+
+
 def _progress() -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        TextColumn("{task.fields[pace]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
         console=Console(stderr=True),
     )
 
 
 def _advance(bar: Progress | None, opened: Run | None, station: Station) -> None:
     if bar is not None and opened is not None and bar.task_ids and station is Station.COMMITTED:
-        bar.update(bar.task_ids[0], completed=opened.items)
+        (task,) = bar.tasks
+        pace = opened.items / max(task.elapsed or 0, 0.001)
+        bar.update(task.id, completed=opened.items, pace=f"{pace:,.0f}/s")

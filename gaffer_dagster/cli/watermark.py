@@ -14,6 +14,7 @@ from gaffer_dagster.cli.show import printable
 from gaffer_dagster.domain.due import EachInterval, Elapsed, Intervals, NewRows, Stretches, due_from_json
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.moment import as_moment, show_local
+from gaffer_dagster.domain.progress import BACKLOG_CEILING
 from gaffer_dagster.domain.watermark import CursorPosition, Position, RowPosition, TimePosition
 from gaffer_dagster.errors import BadInputError, GafferError
 from gaffer_dagster.store import adopt, db, horizon, jobs, migrate, new_rows, prepare, watermarks
@@ -157,7 +158,7 @@ def _due_after(connection: db.Connection, record: JobRecord, due: NewRows | Each
     except GafferError as error:
         return f"what is due after it cannot be told: {error}"
     rows = new_rows.backlog(connection, at.source, due.where, at.position, at.settled)
-    return f"{'at least ' if rows == new_rows.BACKLOG_CEILING else ''}{_count(rows, 'row')} due after it"
+    return f"{'at least ' if rows == BACKLOG_CEILING else ''}{_count(rows, 'row')} due after it"
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from gaffer_dagster.domain.duration import show_duration
 from gaffer_dagster.domain.held import HeldBy
 from gaffer_dagster.domain.item import Failed, Settled
 from gaffer_dagster.domain.lease import LEASE, Lease
+from gaffer_dagster.domain.progress import Progress
 from gaffer_dagster.domain.run import Outcome, RunRecord
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.watermark import Position, TimePosition
@@ -75,6 +76,8 @@ _ATTEMPTS = 5
 # The keeper cuts a batch at the deadline; the server's own limit is for a client that is stopped, and comes later.
 _SLACK = timedelta(seconds=5)
 _COUNTING = timedelta(seconds=30)
+# The same in the middle of a run, which has better things to do.
+_GLANCE = timedelta(seconds=1)
 _FOLLOW_UP = timedelta(minutes=1)
 # A run that found nothing due, for somebody's open transaction: the next tick may be a day away.
 _HELD = timedelta(minutes=5)
@@ -88,7 +91,17 @@ class Run:
     once it has ended; `metadata` what the function said; `items` what was committed so far.
     """
 
-    def __init__(self, spec: JobSpec, holding: Holding, *, context: Any, log: Log, observe: Observer) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        holding: Holding,
+        *,
+        context: Any,
+        log: Log,
+        observe: Observer,
+        on_progress: Callable[[Progress], None],
+        progress_every: timedelta,
+    ) -> None:
         self.spec = spec
         self.outcome = Outcome.RUNNING
         self.record: RunRecord | None = None
@@ -98,6 +111,10 @@ class Run:
         self._context = context
         self._log = log
         self._observe = observe
+        self._on_progress = on_progress
+        self._progress_every = progress_every.total_seconds()
+        self._began = self._told_at = time.monotonic()  # that, and when progress was last told
+        self._is_countable = True  # what is left, in a moment
         self._limits = spec.limits
         self._batches = 0
         self._attempts = 0
@@ -476,6 +493,30 @@ class Run:
             for each in settled.failed:
                 self._log.warning("row failed", key=each.key, error=each.error, sqlstate=each.sqlstate)
         self._observe(Station.COMMITTED)
+        if time.monotonic() - self._told_at >= self._progress_every:
+            self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        left = None
+        if self._is_countable:
+            try:
+                connection = self._holding.connection()
+                with db.impatient(connection, _GLANCE):
+                    left = self._source.backlog(connection, self._position)
+            except Exception as error:  # it is only told; whatever is wrong, the next batch will hear
+                self._is_countable = not db.was_cut(error)
+        took = timedelta(seconds=time.monotonic() - self._began)
+        progress = Progress(self._batches, self.items, datetime.now(timezone.utc), took, left)
+        self._log.info(
+            "progress",
+            batches=progress.batches,
+            items=progress.items,
+            items_per_second=round(progress.items_per_second, 1),
+            left=progress.left,
+            caught_up_at=progress.caught_up_at,
+        )
+        self._on_progress(progress)
+        self._told_at = time.monotonic()
 
     def _check(self) -> None:
         """Raises where nothing more may be written."""
@@ -670,6 +711,8 @@ def open_run(
     known: Collection[str] = (),
     context: Any = None,
     observe: Observer = lambda station: None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    progress_every: timedelta = timedelta(seconds=10),
     lease: timedelta = LEASE,
     worker_clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
 ) -> Generator[Run]:
@@ -678,11 +721,20 @@ def open_run(
     `tick`: the tick that woke it, if one did; where the database's clock has not reached it, the run waits for that.
     `work_hash` and `known`: what the job does and what it is defined beside, by which a renamed one is told.
     `parent`: the process whose end ends the run. `redo`: do the interval that this time is in once more, and leave the
-    watermark where it is. Raises what the block raised; `LeaseLostError` or `DeadlinePassedError` where that was only
+    watermark where it is. `on_progress`: is told after a batch how far the run has got, not more often than
+    `progress_every`. Raises what the block raised; `LeaseLostError` or `DeadlinePassedError` where that was only
     the consequence.
     """
     log = log.bind(job=spec.name)
-    run = Run(spec, Holding(spec, url, lease, log), context=context, log=log, observe=observe)
+    run = Run(
+        spec,
+        Holding(spec, url, lease, log),
+        context=context,
+        log=log,
+        observe=observe,
+        on_progress=on_progress,
+        progress_every=progress_every,
+    )
     wish = Wish(
         trigger="redo" if redo is not None else trigger,
         tick=tick,

@@ -11,6 +11,7 @@ import re
 import select
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import psycopg
@@ -217,9 +218,10 @@ def impatient_of_locks(connection: Connection) -> Generator[None]:
 
 
 @contextmanager
-def impatient(connection: Connection) -> Generator[None]:
-    """One transaction whose statements take ten seconds at most: a locked table must not hold up Dagster's daemon."""
-    connection.execute(BEGIN + "set local statement_timeout = '10s'")
+def impatient(connection: Connection, patience: timedelta = timedelta(seconds=10)) -> Generator[None]:
+    """One transaction whose statements take this long at most: a locked table must not hold up Dagster's daemon."""
+    milliseconds = str(round(patience.total_seconds() * 1000))
+    connection.execute(BEGIN + "select set_config('statement_timeout', %s, true)", [milliseconds])
     try:
         yield
     except BaseException:

@@ -20,15 +20,13 @@ from psycopg import sql
 from psycopg.rows import TupleRow, tuple_row
 from typing_extensions import LiteralString
 
+from gaffer_dagster.domain.progress import BACKLOG_CEILING
 from gaffer_dagster.domain.watermark import CursorPosition, RowPosition
 from gaffer_dagster.errors import BadInputError, ForeignWatermarkError
 from gaffer_dagster.store import db
 from gaffer_dagster.store.prepare import XID_COLUMN, Source
 
 AnyPosition = RowPosition | CursorPosition
-
-# Counting further would cost more than the number is worth; then it means "at least".
-BACKLOG_CEILING = 1_000_000
 
 # How a value of the order is written and read back as the same one, whatever DateStyle and TimeZone say.
 _WRITTEN: Mapping[str, LiteralString] = {

@@ -21,10 +21,10 @@ from psycopg.rows import class_row, tuple_row
 
 from gaffer_dagster.domain.due import PendingRows, prepare_command
 from gaffer_dagster.domain.lease import Lease
+from gaffer_dagster.domain.progress import BACKLOG_CEILING
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db, prepare, tables
 
-BACKLOG_CEILING = 1_000_000
 _AT_ONCE = 1_000
 
 
