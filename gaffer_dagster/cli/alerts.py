@@ -14,11 +14,12 @@ from typing import Any
 import click
 
 from gaffer_dagster import database
-from gaffer_dagster.cli.operate import end_of, operator_of, whose
+from gaffer_dagster.cli.operate import operator_of, whose
 from gaffer_dagster.cli.process import log_to_stderr
 from gaffer_dagster.cli.show import Table, print_table, printable, show_time
 from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.incident import Alert
+from gaffer_dagster.domain.moment import end_of
 from gaffer_dagster.domain.notice import explained, test_message
 from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.receivers import receivers_from
@@ -110,7 +111,7 @@ def mute(job: str, until: str, by: str | None, reason: str | None) -> None:
     with db.connect(database.from_environment(), application_name="gaffer:alerts") as connection:
         migrate.verify(connection)
         record = jobs.get(connection, job)
-        end = end_of(until, record.seen_at, record.timezone)
+        end = end_of(until, "--until", record.seen_at, record.timezone)
         if end - record.seen_at > _LONGEST_MUTE:
             raise BadInputError(
                 f"--until {until!r} is longer than {in_words(_LONGEST_MUTE)}, and would be forgotten; give an "

@@ -9,7 +9,6 @@ import getpass
 import socket
 import sys
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,11 @@ import click
 from gaffer_dagster import database
 from gaffer_dagster.cli.definitions import jobs_in
 from gaffer_dagster.cli.show import ago, printable, show_time
-from gaffer_dagster.domain.duration import as_duration
-from gaffer_dagster.domain.job import JobRecord
-from gaffer_dagster.domain.moment import as_moment
+from gaffer_dagster.domain.moment import end_of
 from gaffer_dagster.engine.registry import register_all
-from gaffer_dagster.errors import BadInputError, BadSpecError
+from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db, jobs, leases, migrate, operations
 from gaffer_dagster.store.operations import Operator
-
-_LAST_YEAR = 9000  # as of every time that people give
 
 
 def whose(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,31 +66,9 @@ def pause(job: str, until: str | None, by: str | None, reason: str | None) -> No
     with db.connect(database.from_environment(), application_name="gaffer:pause") as connection:
         migrate.verify(connection)
         record = jobs.get(connection, job)
-        end = None if until is None else end_of(until, record.seen_at, record.timezone)
+        end = None if until is None else end_of(until, "--until", record.seen_at, record.timezone)
         operations.pause(connection, job, end, record.tick_after_pause, operator)
     click.echo(f"{job} is paused " + ("until: gaffer resume" if end is None else f"until {show_time(end)}"))
-
-
-def end_of(text: str, now: datetime, zone: str) -> datetime:
-    """What --until says: a time, or how long from now."""
-    try:
-        end = now + as_duration(text, "--until")
-    except BadSpecError:
-        end = _moment(text, zone)
-    except OverflowError:
-        end = datetime.max.replace(tzinfo=now.tzinfo)
-    if end.year > _LAST_YEAR:
-        raise BadInputError(f"--until {text!r} is too long; leave it out if there is to be no end")
-    if end <= now:
-        raise BadInputError(f"--until {text!r} is over already (it is {show_time(now)}); give a later time")
-    return end
-
-
-def _moment(text: str, zone: str) -> datetime:
-    try:
-        return as_moment(text, "--until", zone)
-    except BadInputError as error:
-        raise BadInputError(f"{error}; or how long, such as 2h") from None
 
 
 @click.command()
@@ -152,7 +125,7 @@ def release(job: str, slot: int | None, yes: bool, by: str | None, reason: str |
             owners = ", ".join(each.owner for each in holders)
             confirm(f"Take the lease of {job} away from {owners}?")
         released = operations.release(connection, job, slot, operator)
-        after = _what_follows(jobs.get(connection, job))
+        after = jobs.get(connection, job).after_release
     for each in released:
         until = f"held until {show_time(each.lease_until)}" if each.lease_until > seen_at else "its lease was over"
         click.echo(
@@ -161,16 +134,6 @@ def release(job: str, slot: int | None, yes: bool, by: str | None, reason: str |
         )
     if not released:
         click.echo(f"{job}: nobody holds the lease; nothing was changed")
-
-
-def _what_follows(record: JobRecord) -> str:
-    """Whether another run comes of it."""
-    if record.spec["due"]["kind"] == "external":
-        return "; whoever runs it has to start it again"
-    if record.follow_up_at is None:
-        return ""
-    is_paused = record.pause is not None and record.pause.holds(record.seen_at)
-    return ", and another one comes once its pause is over" if is_paused else ", and another one is asked for"
 
 
 @click.command()

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from datetime import datetime
 
 import click
 
 from gaffer_dagster import database
 from gaffer_dagster.cli.operate import confirm, operator_of, whose
 from gaffer_dagster.cli.show import printable
-from gaffer_dagster.domain.due import EachInterval, Elapsed, Intervals, NewRows, Stretches, due_from_json
-from gaffer_dagster.domain.job import JobRecord
-from gaffer_dagster.domain.moment import as_moment, show_local
-from gaffer_dagster.domain.progress import BACKLOG_CEILING
-from gaffer_dagster.domain.watermark import CursorPosition, Position, RowPosition, TimePosition
-from gaffer_dagster.errors import BadInputError, GafferError
-from gaffer_dagster.store import adopt, db, horizon, jobs, migrate, new_rows, prepare, watermarks
+from gaffer_dagster.engine.watermark import count, due_after, kind_of, plan_move, rows_said, said
+from gaffer_dagster.store import adopt, db, jobs, migrate, watermarks
 
 
 @click.group()
@@ -33,11 +26,11 @@ def show(job: str, as_json: bool) -> None:
     with db.connect(database.from_environment(), application_name="gaffer:watermark") as connection:
         migrate.verify(connection)
         record = jobs.get(connection, job)
-        due = _kind(record)
+        kind_of(record)
         if as_json:
             click.echo(json.dumps(record.watermark))
             return
-        click.echo(printable(f"{job} is {_said(record, record.watermark)}; {_due_after(connection, record, due)}"))
+        click.echo(printable(f"{job} is {said(record, record.watermark)}; {due_after(connection, record)}"))
 
 
 @watermark.command("set")
@@ -56,8 +49,8 @@ def set_watermark(job: str, position: str, dry_run: bool, yes: bool, by: str | N
     with db.connect(database.from_environment(), application_name="gaffer:watermark") as connection:
         migrate.verify(connection)
         record = jobs.get(connection, job)
-        move = _move(connection, record, position)
-        since, to = _said(record, record.watermark), _said(record, move.to)
+        move = plan_move(connection, record, position)
+        since, to = said(record, record.watermark), said(record, move.to)
         click.echo(printable(f"{job} is {since}, and will be {to}: {move.means}"))
         if dry_run:
             return
@@ -88,7 +81,7 @@ def adopt_database(names: tuple[str, ...], dry_run: bool, yes: bool, by: str | N
             click.echo(f"{each.job}: {_adopted(each)}")
         for table, rows in plan.rewritten:
             click.echo(
-                f"{table}: {_count(rows, 'row')} {'is' if rows == 1 else 'are'} rewritten, and nobody can write to it "
+                f"{table}: {count(rows, 'row')} {'is' if rows == 1 else 'are'} rewritten, and nobody can write to it "
                 "meanwhile"
             )
         if dry_run:
@@ -103,140 +96,4 @@ def _adopted(job: adopt.Adoption) -> str:
     fences = "fence " + ", ".join(f"{fence:,} to {fence + adopt.FENCE_GAP:,}" for fence in job.fences)
     if job.move is None:
         return f"{fences}; the watermark stays as it is"
-    return f"{fences}; from {_rows_said(job.move.since)} to {_rows_said(job.move.to)}; rows due: {job.move.due:,}"
-
-
-def _rows_said(position: Position) -> str:
-    return f"just after row {position['key']} of transaction {position['xid']}"
-
-
-@dataclass(frozen=True)
-class _Move:
-    """Where to, and what that means in words."""
-
-    to: Position | None
-    cluster: str | None
-    means: str
-
-
-def _kind(record: JobRecord) -> NewRows | EachInterval | Elapsed:
-    due = due_from_json(record.spec["due"])
-    if due is None:
-        raise BadInputError(
-            f"job {record.name!r} has no watermark, its rows carry their state; see: gaffer items list {record.name}"
-        )
-    return due
-
-
-def _said(record: JobRecord, position: Position | None) -> str:
-    if position is None:
-        return "at the beginning"
-    until = TimePosition.until_of(position)
-    if until is not None:
-        return f"at {show_local(until, record.timezone)}"
-    if "cursor" in position:
-        return f"just after row {position['key']} of {position['cursor']} (UTC)"
-    return _rows_said(position)
-
-
-def _move(connection: db.Connection, record: JobRecord, text: str) -> _Move:
-    due = _kind(record)
-    if isinstance(due, NewRows):
-        return _move_rows(connection, record, due, text)
-    return _move_time(connection, record, due, text)
-
-
-def _due_after(connection: db.Connection, record: JobRecord, due: NewRows | EachInterval | Elapsed) -> str:
-    if not isinstance(due, NewRows):
-        intervals = _intervals(record, due)
-        since = _since(record, intervals)
-        return f"{_count(intervals.left(since, horizon.now(connection) - intervals.settle), 'interval')} due after it"
-    if watermarks.is_foreign(connection, record.name):
-        return "another cluster counted it; run: gaffer watermark adopt --dry-run"
-    try:
-        at = _reader(connection, record, due)
-    except GafferError as error:
-        return f"what is due after it cannot be told: {error}"
-    rows = new_rows.backlog(connection, at.source, due.where, at.position, at.settled)
-    return f"{'at least ' if rows == BACKLOG_CEILING else ''}{_count(rows, 'row')} due after it"
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """A table as the job reads it, up to what is settled, and its position there."""
-
-    source: prepare.Source
-    settled: str
-    cluster: str | None
-    position: RowPosition | CursorPosition | None
-
-
-def _reader(connection: db.Connection, record: JobRecord, due: NewRows) -> _Reader:
-    if due.cursor is None or due.settle is None:
-        source = prepare.source(connection, due.table, due.key)
-        settled, cluster = new_rows.horizon(connection, record.name, None, None)
-        return _Reader(source, settled, cluster, RowPosition.read(record.watermark))
-    source = prepare.cursor_source(connection, due.table, due.key, due.cursor)
-    settled = new_rows.lag(source, horizon.now(connection), due.settle)
-    return _Reader(source, settled, None, CursorPosition.read(record.watermark))
-
-
-def _move_rows(connection: db.Connection, record: JobRecord, due: NewRows, text: str) -> _Move:
-    if text == "beginning" and watermarks.is_foreign(connection, record.name):
-        # Its rows may have numbers of another cluster as well, and those cannot be mended as long as it counts in them.
-        return _Move(None, None, "all rows will be processed again")
-    at = _reader(connection, record, due)
-    if text == "beginning":
-        to = None
-    elif text == "end":
-        to = watermarks.last_row(connection, at.source, at.settled)
-    elif text.startswith("after:"):
-        to = watermarks.after_row(connection, at.source, at.settled, text.removeprefix("after:"))
-    else:
-        raise BadInputError(f"position {text!r} is none of NewRows; give beginning, end or after:KEY")
-    before, after = (new_rows.backlog(connection, at.source, due.where, each, at.settled) for each in (at.position, to))
-    stored = None if to is None else {**to.as_json(), "of": at.source.of}
-    return _Move(stored, at.cluster if to is not None else None, _meaning(after - before, "row"))
-
-
-def _move_time(connection: db.Connection, record: JobRecord, due: EachInterval | Elapsed, text: str) -> _Move:
-    at = as_moment(text, "position", record.timezone)
-    now = horizon.now(connection)
-    intervals = _intervals(record, due)
-    if isinstance(intervals, Intervals):
-        before = intervals.grid.latest(at)
-        if before != at:
-            raise BadInputError(
-                f"position {text!r} is not the end of an interval of job {record.name!r}; give "
-                f"{'' if before is None else show_local(before, record.timezone) + ' or '}"
-                f"{show_local(intervals.grid.next(at), record.timezone)}"
-            )
-    if at > now:
-        raise BadInputError(
-            f"position {text!r} has not come yet (it is {show_local(now, record.timezone)}); give an earlier one"
-        )
-    since = _since(record, intervals)
-    return _Move(
-        TimePosition(at).as_json(), None, _meaning(intervals.left(at, now) - intervals.left(since, now), "interval")
-    )
-
-
-def _intervals(record: JobRecord, due: EachInterval | Elapsed) -> Intervals | Stretches:
-    if isinstance(due, EachInterval):
-        return Intervals.of(due, record.schedule, record.name)
-    return Stretches.of(due, record.schedule, record.name)
-
-
-def _since(record: JobRecord, intervals: Intervals | Stretches) -> datetime:
-    return TimePosition.until_of(record.watermark) or intervals.first(record.first_seen_at)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
-def _meaning(more: int, thing: str) -> str:
-    if more == 0:
-        return "the same is due"
-    count = _count(abs(more), thing)
-    return f"{count} will be processed again" if more > 0 else f"{count} will be skipped for good"
+    return f"{fences}; from {rows_said(job.move.since)} to {rows_said(job.move.to)}; rows due: {job.move.due:,}"

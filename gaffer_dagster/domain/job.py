@@ -89,6 +89,16 @@ class JobRecord:
         over_at = self.seen_at if self.paused_until is None else min(self.seen_at, self.paused_until)
         return tick_from(over_at, self.schedule)
 
+    @property
+    def after_release(self) -> str:
+        """Whether another run comes once the lease was taken away: the end of a sentence that says so."""
+        if self.spec["due"]["kind"] == "external":
+            return "; whoever runs it has to start it again"
+        if self.follow_up_at is None:
+            return ""
+        is_paused = self.pause is not None and self.pause.holds(self.seen_at)
+        return ", and another one comes once its pause is over" if is_paused else ", and another one is asked for"
+
     def __post_init__(self) -> None:
         if self.last_outcome is not None:
             object.__setattr__(self, "last_outcome", Outcome(self.last_outcome))

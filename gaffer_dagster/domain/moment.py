@@ -5,7 +5,10 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from zoneinfo import ZoneInfo
 
-from gaffer_dagster.errors import BadInputError
+from gaffer_dagster.domain.duration import as_duration
+from gaffer_dagster.errors import BadInputError, BadSpecError
+
+_LAST_YEAR = 9000
 
 
 def as_moment(text: str, field: str, zone: str = "UTC") -> datetime:
@@ -17,11 +20,32 @@ def as_moment(text: str, field: str, zone: str = "UTC") -> datetime:
         raise BadInputError(
             f"{field} {text!r} is no time; write it like 2027-03-01, 2027-03-01T06:00 or 2027-03-01T06:00+01:00"
         ) from None
-    if not 1970 <= moment.year <= 9000:
+    if not 1970 <= moment.year <= _LAST_YEAR:
         raise BadInputError(f"{field} {text!r} is in no year from 1970 to 9000; give a time within")
     if moment.utcoffset() is None:
         moment = _placed(moment, zone, field, text)
     return moment.astimezone(timezone.utc)
+
+
+def end_of(text: str, field: str, now: datetime, zone: str) -> datetime:
+    """When something ends that begins now: at a time, or after a duration. Raises `BadInputError`."""
+    try:
+        end = now + as_duration(text, field)
+    except BadSpecError:
+        try:
+            end = as_moment(text, field, zone)
+        except BadInputError as error:
+            raise BadInputError(f"{error}; or how long, such as 2h") from None
+    except OverflowError:
+        end = datetime.max.replace(tzinfo=now.tzinfo)
+    if end.year > _LAST_YEAR:
+        raise BadInputError(f"{field} {text!r} is too long; leave it out if there is to be no end")
+    if end <= now:
+        raise BadInputError(
+            f"{field} {text!r} is over already (it is {now.astimezone(timezone.utc):%Y-%m-%d %H:%M:%SZ}); give a later "
+            "time"
+        )
+    return end
 
 
 def show_local(moment: datetime, zone: str) -> str:
