@@ -22,13 +22,16 @@ from typing_extensions import LiteralString, Unpack
 
 from gaffer_dagster.adapter import checks, metadata
 from gaffer_dagster.adapter.freshness import policy_of
+from gaffer_dagster.adapter.metadata import of_definition
 from gaffer_dagster.adapter.pools import pool_of
 from gaffer_dagster.adapter.resource import GafferResource, resource_of
+from gaffer_dagster.domain import page
 from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds
 from gaffer_dagster.domain.due import Due
 from gaffer_dagster.domain.lint import lint
 from gaffer_dagster.domain.progress import Progress
+from gaffer_dagster.domain.run import RunRecord
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec, work_hash
 from gaffer_dagster.engine.registry import Definition
@@ -183,7 +186,7 @@ def gaffer_asset(
             for warning in said.warnings:
                 warnings.warn(f"job {spec.name!r}: {warning}", GafferWarning, stacklevel=2)
         doc = None if isinstance(work, SqlWork) else getattr(work, "__doc__", None)
-        job = GafferJob(spec, work, database, description or doc)
+        job = GafferJob(spec, work, database, page.description(spec, description or doc))
 
         @dg.asset(
             name=asset_name,
@@ -193,7 +196,7 @@ def gaffer_asset(
             group_name=group_name,
             owners=owners,
             tags=tags,
-            metadata=metadata,
+            metadata={**of_definition(spec), **(metadata or {})},
             kinds=set(kinds) if kinds is not None else {"postgres"},
             code_version=code_version,
             freshness_policy=policy_of(spec, now),
@@ -243,15 +246,18 @@ def _materialize(
             run.apply(job.work)
     except Exception:
         if run is not None and run.record is not None:
-            yield dg.AssetObservation(context.asset_key, metadata=metadata.of_run(run.record))
+            yield _observation(context, job, resource, run.record)
             yield from _checks(context, job, resource)
         raise
     if run.record is not None and run.record.items:
-        yield dg.MaterializeResult(metadata={**metadata.of_function(run.metadata), **metadata.of_run(run.record)})
-    else:
+        told = metadata.of_run(run.record, job.spec, metadata.look(resource, run.record, context.log))
+        # What the function said comes behind on the page, and takes the place of nothing.
+        yield dg.MaterializeResult(metadata={**told, **metadata.of_function(run.metadata), **told})
+    elif run.record is not None:
         # Nothing new is there, so nothing downstream may be woken; an observation says why.
-        told = {"gaffer/outcome": str(run.outcome)} if run.record is None else metadata.of_run(run.record)
-        yield dg.AssetObservation(context.asset_key, metadata=told)
+        yield _observation(context, job, resource, run.record)
+    else:
+        yield dg.AssetObservation(context.asset_key, metadata={"gaffer/outcome": str(run.outcome)})
     run.reported()
     if not run.outcome.did_not_work:
         yield from _checks(context, job, resource)
@@ -262,6 +268,13 @@ def _tell_progress(context: dg.AssetExecutionContext, progress: Progress) -> Non
         context.log_event(dg.AssetObservation(context.asset_key, metadata=metadata.of_progress(progress)))
     except Exception as error:  # Dagster's storage is no reason to stop
         context.log.warning(f"progress is not shown: {db.primary_message(error)}")
+
+
+def _observation(
+    context: dg.AssetExecutionContext, job: GafferJob, resource: GafferResource, record: RunRecord
+) -> dg.AssetObservation:
+    told = metadata.of_run(record, job.spec, metadata.look(resource, record, context.log))
+    return dg.AssetObservation(context.asset_key, description=page.headline(record, job.spec), metadata=told)
 
 
 def _checks(

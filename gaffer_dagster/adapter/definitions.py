@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from gaffer_dagster.adapter import assets, checks, schedules, sensors
+from gaffer_dagster.adapter import assets, checks, operate, schedules, sensors
 from gaffer_dagster.adapter.assets import GafferJob
 from gaffer_dagster.adapter.resource import GafferResource
 from gaffer_dagster.database import LOCAL
@@ -25,8 +25,8 @@ def build_definitions(
     resource: GafferResource | None = None,
     resources: Mapping[str, GafferResource] | None = None,
 ) -> dg.Definitions:
-    """The assets with their checks, a job for each (run in one process), a running schedule for each that has one, and
-    one sensor.
+    """The assets with their checks, a job for each (run in one process), a running schedule for each that has one, one
+    sensor, and the jobs `gaffer_…` by which people pause, redo, release and so on.
 
     Call it once for a code location, with all its jobs, and merge the result with `dg.Definitions.merge`. `resource`
     is the database under the key `gaffer`; `resources` are several, each job naming its own with `database=`.
@@ -41,6 +41,7 @@ def build_definitions(
     for each in databases.values():
         if each is not None and each.dsn == LOCAL:
             each.url()  # this process lives as long as the code location: the private server must too
+    by_name = {job.spec.name: asset for asset, job in zip(jobs, found, strict=True)}
     targets: dict[str, Any] = {}
     dagster_schedules: list[dg.ScheduleDefinition] = []
     for asset, job in zip(jobs, found, strict=True):
@@ -62,7 +63,7 @@ def build_definitions(
     return dg.Definitions(
         assets=list(jobs),
         asset_checks=[_checks_of(job) for job in found],
-        jobs=list(targets.values()),
+        jobs=[*targets.values(), *operate.operator_jobs(by_name, found)],
         schedules=dagster_schedules,
         sensors=[sensors.watch_of(found, targets, databases)] if found else [],
         resources=databases,

@@ -213,10 +213,11 @@ def _reports(
         claimed = learnt.claim_reports(connection, [row.id for row in rows])
     reports: dict[str, list[dg.AssetMaterialization]] = {}
     for row in rows:
-        key = mine[row.job, row.dagster_run_id or ""].key
+        job = mine[row.job, row.dagster_run_id or ""]
+        key = job.key
         kind = dg.DagsterEventType.ASSET_MATERIALIZATION
         if row.id in claimed and key not in _assets_of(instance, row.dagster_run_id or "", kind):
-            event = dg.AssetMaterialization(key, metadata=metadata.of_run(row))
+            event = dg.AssetMaterialization(key, metadata=metadata.of_run(row, job.spec))
             reports.setdefault(row.job, []).append(event)
     return reports
 

@@ -2,43 +2,86 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
 
+from gaffer_dagster.adapter.resource import GafferResource
+from gaffer_dagster.domain import page
+from gaffer_dagster.domain.due import PendingRows
+from gaffer_dagster.domain.page import Beside
 from gaffer_dagster.domain.progress import Progress
 from gaffer_dagster.domain.run import Outcome, RunRecord
-from gaffer_dagster.domain.watermark import Position
+from gaffer_dagster.domain.spec import JobSpec
+from gaffer_dagster.domain.watermark import Position, TimePosition
+from gaffer_dagster.store import db, jobs, runs
 
 
-def of_run(record: RunRecord) -> dict[str, Any]:
+def of_run(record: RunRecord, spec: JobSpec, beside: Beside | None = None) -> dict[str, Any]:
     """`gaffer/lag_seconds`: how long after its tick the run began. `gaffer/held_seconds`: for how long by then
-    `gaffer/held_by` had been seen to keep something from being due."""
+    `gaffer/held_by` had been seen to keep something from being due. The first one is for people: Dagster's pages show
+    them in this order."""
     told: dict[str, Any] = {
+        "gaffer/summary": dg.MetadataValue.md(page.summary(record, spec, beside or Beside())),
         "gaffer/outcome": str(record.outcome),
-        "gaffer/run_id": record.id,
         "gaffer/items": record.items,
         "gaffer/batches": record.batches,
     }
     if record.backlog is not None:
         told["gaffer/backlog"] = record.backlog
-    if record.fence is not None:
-        told["gaffer/fence"] = record.fence
-    if record.ticks_covered is not None:
-        told["gaffer/ticks_covered"] = record.ticks_covered
     if record.tick is not None:
         told["gaffer/lag_seconds"] = max(0.0, (record.started_at - record.tick).total_seconds())
     if record.ended_at is not None:
         told["gaffer/duration_seconds"] = (record.ended_at - record.started_at).total_seconds()
+    if isinstance(spec.due, PendingRows):
+        told["gaffer/parked"] = record.parked
     if record.watermark_to is not None:
         told["gaffer/watermark"] = _show_position(record.watermark_to)
+        until = TimePosition.until_of(record.watermark_to)
+        if until is not None:
+            told["gaffer/watermark_at"] = dg.MetadataValue.timestamp(until)
     if record.next_run_at is not None:
         told["gaffer/next_run_at"] = dg.MetadataValue.timestamp(record.next_run_at)
+    if record.ticks_covered is not None:
+        told["gaffer/ticks_covered"] = record.ticks_covered
     if record.held_by is not None:
         told["gaffer/held_by"] = record.held_by.who
         if record.ended_at is not None and record.held_by_since is not None:
             told["gaffer/held_seconds"] = (record.ended_at - record.held_by_since).total_seconds()
+    if record.redo_since is not None and record.redo_until is not None:
+        told["gaffer/redo_since"] = dg.MetadataValue.timestamp(record.redo_since)
+        told["gaffer/redo_until"] = dg.MetadataValue.timestamp(record.redo_until)
+    if record.fence is not None:
+        told["gaffer/fence"] = record.fence
+    told["gaffer/owner"] = record.owner
+    told["gaffer/run_id"] = record.id
+    return told
+
+
+def look(resource: GafferResource, record: RunRecord, log: logging.Logger) -> Beside:
+    """What else is known of the job, now that the run is over: nothing may fail it any more."""
+    try:
+        with db.connect(resource.url(), application_name="gaffer:summary") as connection, db.impatient(connection):
+            return Beside(
+                jobs.find(connection, record.job),
+                runs.at_work(connection, record.job) if record.outcome is Outcome.BUSY else (),
+                () if record.fence is None else runs.found_dead_by(connection, record),
+            )
+    except Exception as error:
+        log.warning(f"the summary of {record.job} says less than it could: {db.primary_message(error)}")
+        return Beside()
+
+
+def of_definition(spec: JobSpec) -> dict[str, Any]:
+    """What the page of an asset lists, whatever its runs say."""
+    told: dict[str, Any] = {"gaffer/job": spec.name}
+    if spec.schedule is not None:
+        told["gaffer/schedule"] = spec.schedule.canonical
+    told["gaffer/commands"] = dg.MetadataValue.md(
+        "\n".join(f"- {page.verbatim(command)}" for command in page.commands(spec))
+    )
     return told
 
 

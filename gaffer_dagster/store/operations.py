@@ -10,6 +10,7 @@ from psycopg import errors as pg
 from psycopg.rows import class_row
 from typing_extensions import LiteralString
 
+from gaffer_dagster.domain.due import Window
 from gaffer_dagster.domain.lease import Held
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db
@@ -91,6 +92,14 @@ def change_items(
             "select gaffer.change_items(%s, %s, %s, %s, %s)", [job, action, keys, operator.by, operator.reason]
         )
         return [key for (key,) in found]
+
+
+def note_redo(connection: db.Connection, job: str, window: Window, operator: Operator) -> None:
+    """Somebody lets an interval be done once more: `gaffer.job_runs` says how that went."""
+    _call(
+        connection, "select gaffer.note_redo(%s, %s, %s, %s, %s)", job, window.since, window.until, operator.by,
+        operator.reason,
+    )  # fmt: skip
 
 
 def _call(connection: db.Connection, statement: LiteralString, *parameters: object) -> Any:

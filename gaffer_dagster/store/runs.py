@@ -82,6 +82,25 @@ def history(connection: db.Connection, job: str | None, limit: int) -> list[RunR
         ).fetchall()
 
 
+def at_work(connection: db.Connection, job: str) -> list[RunRecord]:
+    """The runs of a job that have not ended, for all that is known."""
+    with connection.cursor(row_factory=class_row(RunRecord)) as cursor:
+        return cursor.execute(_SELECT + "where job = %s and outcome = 'running' order by slot", [job]).fetchall()
+
+
+def found_dead_by(connection: db.Connection, record: RunRecord) -> list[RunRecord]:
+    """The runs that this one ended when it took their lease."""
+    with connection.cursor(row_factory=class_row(RunRecord)) as cursor:
+        return cursor.execute(
+            _SELECT
+            + """
+             where job = %s and id < %s and slot = %s and outcome = 'abandoned' and ended_at >= %s
+             order by id desc limit 3
+            """,
+            [record.job, record.id, record.slot, record.started_at],
+        ).fetchall()
+
+
 def unreported(connection: db.Connection, dagster_run_ids: Sequence[str]) -> list[RunRecord]:
     """Of these runs of Dagster's the ones that committed something and ended well, if nobody else has reported them."""
     with connection.cursor(row_factory=class_row(RunRecord)) as cursor:

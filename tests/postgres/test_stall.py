@@ -383,11 +383,13 @@ def test_dagster_is_told(url: str) -> None:
         standing(url, clock)
         clock.advance(HOUR)
         record = standing(url, clock)
-    told = metadata.of_run(record)
+    told = metadata.of_run(record, jobs.spec())
     assert record.held_by is not None
     assert told["gaffer/held_by"] == record.held_by.who
     assert HOUR.total_seconds() <= told["gaffer/held_seconds"] < HOUR.total_seconds() + 60
-    assert not any("held" in key for key in metadata.of_run(jobs.run(jobs.spec(), url, worker_clock=clock.now)))
+    assert not any(
+        "held" in key for key in metadata.of_run(jobs.run(jobs.spec(), url, worker_clock=clock.now), jobs.spec())
+    )
 
 
 def alert_of(url: str) -> str:
