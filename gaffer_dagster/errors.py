@@ -6,6 +6,9 @@ Each message says what happened, names the job, field or value, and ends with th
 
 from __future__ import annotations
 
+import sys
+import traceback
+
 
 class GafferError(Exception):
     """Whatever the package refuses, or cannot do."""
@@ -16,7 +19,16 @@ class GafferWarning(UserWarning):
 
 
 class BadSpecError(GafferError, ValueError):
-    """A job, schedule or bound that cannot be meant as written. Raised where it is defined."""
+    """A job, schedule or bound that cannot be meant as written. Raised where it is defined, and says where that is."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.place = _place()
+        """The user's line that called us, such as `jobs.py:12`; empty where that is a library's."""
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message} ({self.place})" if self.place else message
 
 
 class BadInputError(GafferError, ValueError):
@@ -97,3 +109,12 @@ class MissingPackageError(GafferError):
 
 class LocalPostgresError(GafferError):
     """The private Postgres for development cannot be started or used."""
+
+
+def _place() -> str:
+    for frame, line in traceback.walk_stack(None):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package != __name__.partition(".")[0]:
+            is_library = package in ("dagster", "click") or package in sys.stdlib_module_names
+            return "" if is_library else f"{frame.f_code.co_filename}:{line}"
+    return ""

@@ -13,8 +13,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from functools import partial
-from typing import Any, TypedDict, overload
+from difflib import get_close_matches
+from functools import partial, wraps
+from typing import Any, Protocol, TypedDict, get_type_hints, overload
 from weakref import WeakKeyDictionary
 
 import dagster as dg
@@ -34,10 +35,11 @@ from gaffer_dagster.domain.progress import Progress
 from gaffer_dagster.domain.run import RunRecord
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.spec import JobSpec, work_hash
+from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.registry import Definition
 from gaffer_dagster.engine.run import Work
 from gaffer_dagster.engine.sql_work import SqlWork
-from gaffer_dagster.errors import BadSpecError, GafferWarning
+from gaffer_dagster.errors import BadInputError, BadSpecError, GafferWarning
 from gaffer_dagster.store import db
 
 JOB_TAG = "gaffer/job"
@@ -67,14 +69,15 @@ class GafferJob:
         return Definition(self.spec, work_hash(self.spec.due, work))
 
 
-_jobs: WeakKeyDictionary[dg.AssetsDefinition, GafferJob] = WeakKeyDictionary()
+# By the op, which is the same in each copy that Dagster makes of an asset (with other metadata, tags, a group).
+_jobs: WeakKeyDictionary[object, GafferJob] = WeakKeyDictionary()
 
 
 def job_of(asset: dg.AssetsDefinition) -> GafferJob:
     """Raises `BadSpecError` for an asset that `gaffer_asset` did not make."""
     if not isinstance(asset, dg.AssetsDefinition):
         raise BadSpecError(f"a {type(asset).__name__} is no asset; give what @gaffer_asset has made")
-    found = _jobs.get(asset)
+    found = _jobs.get(asset.node_def) if asset.is_executable else None
     if found is None:
         raise BadSpecError(
             f"asset {asset.key.to_user_string()!r} was not made by @gaffer_asset; pass it to dg.Definitions"
@@ -83,7 +86,36 @@ def job_of(asset: dg.AssetsDefinition) -> GafferJob:
 
 
 def is_gaffer_asset(value: object) -> bool:
-    return isinstance(value, dg.AssetsDefinition) and value in _jobs
+    return isinstance(value, dg.AssetsDefinition) and value.is_executable and value.node_def in _jobs
+
+
+class Function(Protocol):
+    """Does one batch; what it takes beside it are Dagster's resources."""
+
+    def __call__(self, batch: Batch, /, *args: Any, **resources: Any) -> Mapping[str, Any] | None: ...
+
+
+_REFUSED = {
+    "auto_materialize_policy": "use automation_condition=",
+    "backfill_policy": "an interval is done again with `gaffer run JOB --interval`",
+    "check_specs": "write the check beside it, with @dg.asset_check(asset=…)",
+    "compute_fn": "put @gaffer_asset(due=…) on the function",
+    "compute_kind": "use kinds=",
+    "config_schema": "a batch is the same whoever asks for it; use a resource for what differs between deployments",
+    "dagster_type": "the function returns nothing, or a dict of metadata",
+    "freshness_policy": "it comes from the schedule; use alerts=gd.Alerts(grace=…) to say how late it may be",
+    "ins": "a batch reads the database; use deps= to say what it depends on",
+    "io_manager_def": "a batch writes to the database itself, in the transaction that moves the watermark",
+    "io_manager_key": "a batch writes to the database itself, in the transaction that moves the watermark",
+    "is_virtual": "the asset is what the job's batches wrote",
+    "key": "use name= and key_prefix=, which make the job's name too",
+    "output_required": "an output is only there when something was done",
+    "partitions_def": "what is due is decided in the database; use due=gd.EachInterval('@daily') for one batch a day",
+    "pool": "a job has a pool of its own, so that its runs queue",
+    "resource_defs": "give resources to dg.Definitions, and take them as parameters of the function",
+    "retry_policy": "the next tick, or the sensor before it, is the retry, and what was committed is not done again",
+}
+"""What `dg.asset` takes and this does not, and what to do."""
 
 
 class _Options(TypedDict, total=False):
@@ -107,6 +139,8 @@ class _Options(TypedDict, total=False):
     code_version: str | None
     op_tags: Mapping[str, Any] | None
     required_resource_keys: Set[str] | None
+    hooks: Set[dg.HookDefinition] | None
+    automation_condition: dg.AutomationCondition[dg.AssetKey] | None
 
 
 @overload
@@ -116,12 +150,12 @@ def gaffer_asset(*, due: Due, sql: LiteralString, name: str, **options: Unpack[_
 @overload
 def gaffer_asset(
     *, due: Due, sql: None = None, name: str | None = None, **options: Unpack[_Options]
-) -> Callable[[Work], dg.AssetsDefinition]: ...
+) -> Callable[[Function], dg.AssetsDefinition]: ...
 
 
 def gaffer_asset(
-    *,
-    due: Due,
+    *positional: object,
+    due: Due | None = None,
     sql: LiteralString | None = None,
     name: str | None = None,
     schedule: Schedule | None = None,
@@ -142,8 +176,14 @@ def gaffer_asset(
     code_version: str | None = None,
     op_tags: Mapping[str, Any] | None = None,
     required_resource_keys: Set[str] | None = None,
-) -> Callable[[Work], dg.AssetsDefinition] | dg.AssetsDefinition:
+    hooks: Set[dg.HookDefinition] | None = None,
+    automation_condition: dg.AutomationCondition[dg.AssetKey] | None = None,
+    **others: object,
+) -> Callable[[Function], dg.AssetsDefinition] | dg.AssetsDefinition:
     """Makes an asset of a function that does one `Batch` and returns nothing, or a dict of metadata.
+
+    Further parameters of the function are Dagster's resources, by their keys, as in `def seen(batch: gd.Batch, slack:
+    SlackResource)`; those that are named in `required_resource_keys` are in `batch.context.resources`.
 
     Or of work that stays in the database: with `sql` (and `name`) it is no decorator and returns the asset. `sql` is
     one statement that reads what is due as `due`, such as `insert into t select … from due`: all columns of the
@@ -158,9 +198,12 @@ def gaffer_asset(
     warns (`GafferWarning`) of a schedule that is perhaps not meant so.
     """
 
-    def make(work: Work) -> dg.AssetsDefinition:
-        if not isinstance(work, SqlWork):
-            _check_function(work)
+    if positional or due is None:
+        raise BadSpecError("gaffer_asset: give due= by its name, as in @gd.gaffer_asset(due=gd.NewRows('t', key='id'))")
+    _refuse(others)
+
+    def make(function: Function | SqlWork) -> dg.AssetsDefinition:
+        resource_keys, work = (set[str](), function) if isinstance(function, SqlWork) else _work_of(function)
         prefix = [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or [])
         asset_name = name or getattr(work, "__name__", None) or ""
         if not isinstance(asset_name, str) or not all(isinstance(part, str) for part in prefix):
@@ -184,7 +227,7 @@ def gaffer_asset(
         if schedule is not None:
             said = lint(schedule, now, job=spec.name, timeout=spec.limits.timeout)
             for warning in said.warnings:
-                warnings.warn(f"job {spec.name!r}: {warning}", GafferWarning, stacklevel=2)
+                warnings.warn(f"job {spec.name!r}: {warning}", GafferWarning, stacklevel=2 if sql is None else 3)
         doc = None if isinstance(work, SqlWork) else getattr(work, "__doc__", None)
         job = GafferJob(spec, work, database, page.description(spec, description or doc))
 
@@ -201,25 +244,73 @@ def gaffer_asset(
             code_version=code_version,
             freshness_policy=policy_of(spec, now),
             op_tags=op_tags,
-            required_resource_keys={database, *(required_resource_keys or ())},
+            required_resource_keys={database, *resource_keys, *(required_resource_keys or ())},
+            hooks=hooks,
+            automation_condition=automation_condition,
             pool=pool_of(spec.name),
             output_required=False,
         )
         def materialize(context: dg.AssetExecutionContext) -> Iterator[Any]:
             yield from _materialize(context, job)
 
-        _jobs[materialize] = job
+        _jobs[materialize.node_def] = job
         return materialize
 
     if sql is None:
         return make
     if name is None:
         raise BadSpecError("gaffer_asset: sql= has no function to be named after; give name= as well")
-    return make(SqlWork(sql))
+    asset = make(SqlWork(sql))
+    asset.__class__ = _InSql
+    return asset
+
+
+class _InSql(dg.AssetsDefinition):
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if args and inspect.isfunction(args[0]):
+            raise BadSpecError(
+                f"{self.key.to_user_string()!r} is done by sql=, and is put on the function {args[0].__name__!r} too; "
+                "leave one of them out"
+            )
+        return super().__call__(*args, **options)
+
+
+def _refuse(others: Mapping[str, object]) -> None:
+    for name in others:
+        if name in _REFUSED:
+            raise BadSpecError(f"gaffer_asset: {name}= is not taken: {_REFUSED[name]}")
+        near = get_close_matches(name, _Options.__annotations__, 1)
+        raise BadSpecError(
+            f"gaffer_asset: {name}= is unknown; " + (f"did you mean {near[0]}=?" if near else "leave it out")
+        )
+
+
+def _work_of(function: Function) -> tuple[set[str], Work]:
+    """The keys of the resources that a function wants, and what does a batch with them."""
+    _check_function(function)
+    name, keys = getattr(function, "__name__", str(function)), _resource_keys(function)
+    if not keys:
+        return set(), function
+
+    @wraps(function)
+    def with_resources(batch: Batch) -> Mapping[str, Any] | None:
+        if batch.context is None:
+            raise BadInputError(
+                f"{name} takes resources of Dagster ({', '.join(sorted(keys))}), which are not there "
+                "without it; let Dagster run the job"
+            )
+        given = batch.context.resources.original_resource_dict
+        return function(batch, **{key: given[key] for key in keys})
+
+    return keys, with_resources
 
 
 def _check_function(work: object) -> None:
     """A generator or a coroutine has done nothing when it returns, and its batch would be committed all the same."""
+    if isinstance(work, dg.AssetsDefinition):
+        raise BadSpecError(
+            f"{work.key.to_user_string()!r} is an asset already; put @gaffer_asset alone on the function"
+        )
     if not callable(work):
         raise BadSpecError(f"@gaffer_asset is put on a function that takes a Batch, not on a {type(work).__name__}")
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
@@ -228,6 +319,33 @@ def _check_function(work: object) -> None:
             f"{getattr(work, '__name__', work)!r} is a generator or async function, whose work comes after it returns; "
             "write a plain function that does one batch, and returns nothing or a dict of metadata"
         )
+
+
+def _resource_keys(function: Callable[..., Any]) -> set[str]:
+    """The parameters after the first. Raises `BadSpecError` for one that nobody would fill in."""
+    name = getattr(function, "__name__", str(function))
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+        raise BadSpecError(f"{name!r} takes no Batch; write def {name}(batch: gd.Batch) -> None")
+    rest = [each for each in parameters[1:] if each.kind not in several]
+    if not rest:
+        return set()
+    hints = get_type_hints(function, include_extras=True)
+    keys = {each.name for each in rest if _is_resource(hints.get(each.name))}
+    for each in rest:
+        if each.name not in keys and each.default is inspect.Parameter.empty:
+            raise BadSpecError(
+                f"{name!r} takes {each.name!r}, which is no resource: what is due comes as the first parameter, and "
+                "each other one is annotated with a dg.ConfigurableResource or dg.ResourceParam[…]; Dagster's context "
+                "is batch.context"
+            )
+    return keys
+
+
+def _is_resource(hint: Any) -> bool:
+    is_marked = getattr(hint, "__metadata__", None) == getattr(dg.ResourceParam[Any], "__metadata__", ())
+    return is_marked or (isinstance(hint, type) and issubclass(hint, (dg.ConfigurableResource, dg.ResourceDefinition)))
 
 
 def _materialize(
