@@ -18,10 +18,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -32,6 +34,8 @@ from markdown_it import MarkdownIt
 from tests.support import tools
 
 ROOT = Path(__file__).parents[2]
+_LONGEST = 120
+"""Seconds that a block may take."""
 UNRUN = {
     "install": "it would fetch packages",
     "browser": "it serves until it is stopped; tests/dagster has real servers",
@@ -60,7 +64,7 @@ class Block:
 
 def blocks(text: str) -> Iterator[Block]:
     for token in MarkdownIt().parse(text):
-        if token.type == "code_block":
+        if token.type == "code_block" and not token.content.startswith("./dev "):  # as CI itself calls it
             raise AssertionError(f"line {(token.map or [0])[0] + 1}: a block without a fence cannot be told from prose")
         if token.type == "fence":
             language, *words = token.info.split() or [""]
@@ -127,18 +131,25 @@ class Page:
             raise AssertionError(f"nobody can run {block.language!r}: {', '.join(UNRUN)} say why not")
 
     def _shell(self, text: str, code: int) -> str:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", f". {self._state}; {{ {text}\n}}; export -p >{self._state}"],
-            cwd=self._folder,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=150,
-        )
-        assert done.returncode == code, f"exit {done.returncode}, not {code}:\n{done.stdout}"
-        return done.stdout
+        with tempfile.TemporaryFile("w+") as said:
+            bash = subprocess.Popen(
+                ["bash", "-euo", "pipefail", "-c", f". {self._state}; {{ {text}\n}}; export -p >{self._state}"],
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                bash.wait(_LONGEST)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(bash.pid, signal.SIGKILL)  # what a block leaves behind it that failed
+            said.seek(0)
+            shown = said.read()
+        assert bash.returncode == code, f"exit {bash.returncode}, not {code}:\n{shown}"
+        return shown
 
     def _sql(self, session: str, text: str) -> str:
         if session not in self._sessions:
@@ -154,7 +165,7 @@ class Page:
         psql, end = self._sessions[session], uuid4().hex
         assert psql.stdin is not None
         assert psql.stdout is not None
-        psql.stdin.write(f"{text}\n\\echo {end}\n")
+        psql.stdin.write(f"{text}\n;\n\\echo {end}\n")
         psql.stdin.flush()
         lines = list(iter(psql.stdout.readline, f"{end}\n"))
         return "".join(lines)
