@@ -38,7 +38,7 @@ def test_what_a_page_shows_is_what_happens(name: str, tmp_path: Path, url: str) 
     ],
 )
 def test_a_page_that_lies_is_caught(page: str, said: str, tmp_path: Path, url: str) -> None:
-    with pytest.raises(Exception, match="(?s).+") as caught:
+    with pytest.raises(Exception, match=r"(?s).+") as caught:
         pages.run(page, tmp_path, url)
     assert said in str(caught.value)
 

@@ -190,9 +190,7 @@ def plain(text: str) -> str:
 
 def pattern(shown: str) -> str:
     lines = plain(shown).splitlines()
-    return "".join(
-        "(?:.*\n)*?" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + "\n" for line in lines
-    )
+    return "".join("(?:.*\n)*?" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + "\n" for line in lines)
 
 
 def run(text: str, folder: Path, url: str) -> int:
@@ -203,7 +201,9 @@ def run(text: str, folder: Path, url: str) -> int:
             try:
                 page.do(block)
             except (AssertionError, subprocess.SubprocessError, yaml.YAMLError) as error:
-                raise AssertionError(f"line {block.line} ({' '.join([block.language, *block.words])}): {error}") from error
+                raise AssertionError(
+                    f"line {block.line} ({' '.join([block.language, *block.words])}): {error}"
+                ) from error
             count += 1
     return count
 
