@@ -82,10 +82,12 @@ def _job_of(action: _Action, known: Mapping[str, GafferJob], resource_keys: set[
         "by": _text("Who does it, where Dagster does not know its user."),
     }
 
+    op_name = f"{action.name}_op"  # no two nodes have one name, and the job's graph is one
+
     @dg.op(
-        name=action.name,
+        name=op_name,
         description=action.description,
-        config_schema=config,
+        config_schema=dict,
         required_resource_keys=resource_keys,
         out=dg.Out(dg.Nothing),
     )
@@ -113,8 +115,16 @@ def _job_of(action: _Action, known: Mapping[str, GafferJob], resource_keys: set[
             )
         )
 
+    def configure(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"ops": {op_name: {"config": {**given}}}}
+
     @dg.job(  # pyright: ignore[reportUnknownMemberType] — Dagster's own annotation
-        name=action.name, description=action.description, executor_def=dg.in_process_executor, tags={TAG: action.name}
+        name=action.name,
+        description=action.description,
+        # So that the Launchpad shows the fields, and not the op that they are of.
+        config=dg.ConfigMapping(config_fn=configure, config_schema=config),
+        executor_def=dg.in_process_executor,
+        tags={TAG: action.name},
     )
     def launched() -> None:
         operate()

@@ -68,8 +68,7 @@ def launch(
     action: str, instance: dg.DagsterInstance | None = None, *, tags: dict[str, str] | None = None, **config: Any
 ) -> dg.ExecuteInProcessResult:
     job = DEFS.resolve_job_def(action)
-    run_config = {"ops": {action: {"config": config}}}
-    return job.execute_in_process(run_config=run_config, raise_on_error=False, tags=tags, instance=instance)
+    return job.execute_in_process(run_config=config, raise_on_error=False, tags=tags, instance=instance)
 
 
 def told(result: dg.ExecuteInProcessResult) -> str:
@@ -91,6 +90,10 @@ def test_one_job_for_each_action_that_a_job_has_a_use_for() -> None:
     assert names(copied) == everywhere | {"gaffer_set_watermark"}
     assert names(sent) == everywhere | {"gaffer_retry_rows", "gaffer_drop_rows"}
     assert names(daily) == everywhere | {"gaffer_set_watermark", "gaffer_redo_interval"}
+
+
+def test_they_go_with_the_users_own_definitions() -> None:
+    dg.Definitions.validate_loadable(DEFS)
 
 
 def test_a_job_that_it_is_not_for_is_refused_by_the_config() -> None:
