@@ -358,7 +358,7 @@ def _materialize(
             job.spec,
             work_hash=job.definition.work_hash,
             known=job.known,
-            on_progress=partial(_tell_progress, context),
+            on_progress=partial(_tell_progress, context, job.spec),
             progress_every=_PROGRESS_EVERY,
         ) as run:
             run.apply(job.work)
@@ -381,9 +381,9 @@ def _materialize(
         yield from _checks(context, job, resource)
 
 
-def _tell_progress(context: dg.AssetExecutionContext, progress: Progress) -> None:
+def _tell_progress(context: dg.AssetExecutionContext, spec: JobSpec, progress: Progress) -> None:
     try:
-        context.log_event(dg.AssetObservation(context.asset_key, metadata=metadata.of_progress(progress)))
+        context.log_event(dg.AssetObservation(context.asset_key, metadata=metadata.of_progress(progress, spec)))
     except Exception as error:  # Dagster's storage is no reason to stop
         context.log.warning(f"progress is not shown: {db.primary_message(error)}")
 

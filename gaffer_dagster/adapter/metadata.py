@@ -85,9 +85,10 @@ def of_definition(spec: JobSpec) -> dict[str, Any]:
     return told
 
 
-def of_progress(progress: Progress) -> dict[str, Any]:
+def of_progress(progress: Progress, spec: JobSpec) -> dict[str, Any]:
     """Of a run that is at work. What is left has the key that tells it at the run's end: a catch-up is one line."""
     told: dict[str, Any] = {
+        "gaffer/summary": dg.MetadataValue.md(page.at_work(progress, spec)),
         "gaffer/outcome": str(Outcome.RUNNING),
         "gaffer/items_so_far": progress.items,
         "gaffer/batches_so_far": progress.batches,

@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows, PendingRows
 from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.job import JobRecord
+from gaffer_dagster.domain.progress import BACKLOG_CEILING, Progress
 from gaffer_dagster.domain.run import Outcome, RunRecord
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.watermark import TimePosition
@@ -158,6 +159,18 @@ def _alerts(spec: JobSpec) -> str:
 def headline(record: RunRecord, spec: JobSpec) -> str:
     """How it went, as one plain sentence without what anybody else wrote."""
     return _headline(record, spec).replace("**", "")
+
+
+def at_work(progress: Progress, spec: JobSpec) -> str:
+    """How far a run that has not ended has got."""
+    did = f"{_things(progress.items, spec)} in {_count(progress.batches, 'batch', 'batches')}"
+    said = [f"**At work:** {did} so far, {progress.items_per_second:,.1f} a second"]
+    if progress.left is not None:
+        at_least = "at least " if progress.left >= BACKLOG_CEILING else ""
+        said.append(f"{at_least}{_things(progress.left, spec)} left")
+    if progress.caught_up_at is not None:
+        said.append(f"at this pace done by {both_clocks(progress.caught_up_at, spec.timezone)}")
+    return "; ".join(said)
 
 
 def summary(record: RunRecord, spec: JobSpec, beside: Beside) -> str:

@@ -133,6 +133,8 @@ def test_dagster_is_told_while_the_run_is_at_work(url: str, monkeypatch: pytest.
         told = last.asset_observation.metadata
         assert (told["gaffer/items_so_far"].value, told["gaffer/batches_so_far"].value) == (30, 3)
         assert told["gaffer/items_per_second"].value > 0
+        assert told["gaffer/summary"].value.startswith("**At work:** 30 rows in 3 batches so far, ")
+        assert "; 0 rows left; at this pace done by 20" in told["gaffer/summary"].value
         (materialized,) = instance.fetch_materializations(dg.AssetKey("copy_rows"), limit=10).records
         assert materialized.asset_materialization is not None
         assert materialized.asset_materialization.metadata["gaffer/backlog"].value == 0
