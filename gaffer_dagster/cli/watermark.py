@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 
 import click
 
-from gaffer_dagster import database
-from gaffer_dagster.cli.operate import confirm, operator_of, whose
-from gaffer_dagster.cli.show import printable
+from gaffer_dagster.cli.command import (
+    Read,
+    Risky,
+    complete_jobs,
+    confirm,
+    counted,
+    job_argument,
+    opened,
+    printable,
+    tell,
+)
 from gaffer_dagster.domain.due import EachInterval, Elapsed, Intervals, NewRows, Stretches, due_from_json
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.moment import as_moment, show_local
 from gaffer_dagster.domain.watermark import CursorPosition, Position, RowPosition, TimePosition
 from gaffer_dagster.errors import BadInputError, GafferError
-from gaffer_dagster.store import adopt, db, horizon, jobs, migrate, new_rows, prepare, watermarks
+from gaffer_dagster.store import adopt, db, horizon, jobs, new_rows, prepare, watermarks
+from gaffer_dagster.store.operations import Operator
 
 
 @click.group()
@@ -24,54 +32,45 @@ def watermark() -> None:
     """How far a job has got."""
 
 
-@watermark.command()
-@click.argument("job")
-@click.option("--json", "as_json", is_flag=True, help="The stored position.")
+@watermark.command(cls=Read)
+@job_argument()
 def show(job: str, as_json: bool) -> None:
     """Where JOB will go on, and what is due after that."""
-    with db.connect(database.from_environment(), application_name="gaffer:watermark") as connection:
-        migrate.verify(connection)
+    with opened() as connection:
         record = jobs.get(connection, job)
         due = _kind(record)
         if as_json:
-            click.echo(json.dumps(record.watermark))
+            tell([{"job": job, "position": record.watermark}])
             return
         click.echo(printable(f"{job} is {_said(record, record.watermark)}; {_due_after(connection, record, due)}"))
 
 
-@watermark.command("set")
-@click.argument("job")
+@watermark.command("set", cls=Risky)
+@job_argument()
 @click.argument("position")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done again, or skipped.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@whose
-def set_watermark(job: str, position: str, dry_run: bool, yes: bool, by: str | None, reason: str | None) -> None:
+def set_watermark(job: str, position: str, dry_run: bool, operator: Operator) -> None:
     """Let JOB go on at POSITION.
 
     Of a job that is due by time it is a time. Of NewRows it is `beginning`, `end` (all that is there is skipped), or
     `after:KEY` (the rows up to the one with that key are done). It is refused while a run is at work.
     """
-    operator = operator_of(by, reason)
-    with db.connect(database.from_environment(), application_name="gaffer:watermark") as connection:
-        migrate.verify(connection)
+    with opened() as connection:
         record = jobs.get(connection, job)
         move = _move(connection, record, position)
         since, to = _said(record, record.watermark), _said(record, move.to)
         click.echo(printable(f"{job} is {since}, and will be {to}: {move.means}"))
         if dry_run:
             return
-        if not yes:
-            confirm("Set it?")
+        confirm("Set it?")
         watermarks.set_position(connection, job, record.watermark, move.to, move.cluster, operator)
     click.echo(f"{job} goes on there")
 
 
-@watermark.command("adopt")
-@click.argument("names", metavar="[JOB]...", nargs=-1)
+@watermark.command("adopt", cls=Risky)
+@click.argument("names", metavar="[JOB]...", nargs=-1, shell_complete=complete_jobs)
 @click.option("--dry-run", is_flag=True, help="Only say what would become of each job.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@whose
-def adopt_database(names: tuple[str, ...], dry_run: bool, yes: bool, by: str | None, reason: str | None) -> None:
+def adopt_database(names: tuple[str, ...], dry_run: bool, operator: Operator) -> None:
     """Go on with a database that was restored, or copied: all its jobs, or these.
 
     Run it after the restore, before anybody writes. What was done when the backup was made stays done, and what was
@@ -79,23 +78,20 @@ def adopt_database(names: tuple[str, ...], dry_run: bool, yes: bool, by: str | N
     another cluster counted are moved to numbers of this one, and so are the rows of their tables, which are rewritten.
     It is refused while a run is at work, and where it cannot be known which rows are done.
     """
-    operator = operator_of(by, reason)
-    with db.connect(database.from_environment(), application_name="gaffer:watermark") as connection:
-        migrate.verify(connection)
+    with opened() as connection:
         plan = adopt.plan(connection, names)
         for each in plan.jobs:
             click.echo(f"{each.job}: {_adopted(each)}")
         for table, rows in plan.rewritten:
             click.echo(
-                f"{table}: {_count(rows, 'row')} {'is' if rows == 1 else 'are'} rewritten, and nobody can write to it "
+                f"{table}: {counted(rows, 'row')} {'is' if rows == 1 else 'are'} rewritten, and nobody can write to it "
                 "meanwhile"
             )
         if dry_run:
             return
-        if not yes:
-            confirm("Adopt this database?")
+        confirm("Adopt this database?")
         adopt.adopt(connection, names, operator)
-    click.echo(f"adopted: {len(plan.jobs)} job{'' if len(plan.jobs) == 1 else 's'}")
+    click.echo(f"adopted: {counted(len(plan.jobs), 'job')}")
 
 
 def _adopted(job: adopt.Adoption) -> str:
@@ -128,11 +124,16 @@ def _kind(record: JobRecord) -> NewRows | EachInterval | Elapsed:
 
 
 def _said(record: JobRecord, position: Position | None) -> str:
+    return said(position, record.timezone)
+
+
+def said(position: Position | None, timezone: str) -> str:
+    """In words, such as "at …" or "just after row …"."""
     if position is None:
         return "at the beginning"
     until = TimePosition.until_of(position)
     if until is not None:
-        return f"at {show_local(until, record.timezone)}"
+        return f"at {show_local(until, timezone)}"
     if "cursor" in position:
         return f"just after row {position['key']} of {position['cursor']} (UTC)"
     return _rows_said(position)
@@ -149,7 +150,7 @@ def _due_after(connection: db.Connection, record: JobRecord, due: NewRows | Each
     if not isinstance(due, NewRows):
         intervals = _intervals(record, due)
         since = _since(record, intervals)
-        return f"{_count(intervals.left(since, horizon.now(connection) - intervals.settle), 'interval')} due after it"
+        return f"{counted(intervals.left(since, horizon.now(connection) - intervals.settle), 'interval')} due after it"
     if watermarks.is_foreign(connection, record.name):
         return "another cluster counted it; run: gaffer watermark adopt --dry-run"
     try:
@@ -157,7 +158,7 @@ def _due_after(connection: db.Connection, record: JobRecord, due: NewRows | Each
     except GafferError as error:
         return f"what is due after it cannot be told: {error}"
     rows = new_rows.backlog(connection, at.source, due.where, at.position, at.settled)
-    return f"{'at least ' if rows == new_rows.BACKLOG_CEILING else ''}{_count(rows, 'row')} due after it"
+    return f"{'at least ' if rows == new_rows.BACKLOG_CEILING else ''}{counted(rows, 'row')} due after it"
 
 
 @dataclass(frozen=True)
@@ -230,12 +231,8 @@ def _since(record: JobRecord, intervals: Intervals | Stretches) -> datetime:
     return TimePosition.until_of(record.watermark) or intervals.first(record.first_seen_at)
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
 def _meaning(more: int, thing: str) -> str:
     if more == 0:
         return "the same is due"
-    count = _count(abs(more), thing)
+    count = counted(abs(more), thing)
     return f"{count} will be processed again" if more > 0 else f"{count} will be skipped for good"
