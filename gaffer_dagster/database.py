@@ -33,5 +33,15 @@ def resolve(given: str) -> str:
 
 def from_environment() -> str:
     """What GAFFER_DATABASE_URL names; without it, the private server of this folder if there is one."""
+    return resolve(_given())
+
+
+def at_hand() -> str | None:
+    """The same, where nothing has to be started or migrated for it."""
+    given = _given()
+    return local.running(FOLDER) if given == LOCAL else given or None
+
+
+def _given() -> str:
     given = os.environ.get(VARIABLE, "")
-    return resolve(LOCAL if not given and (FOLDER / "gaffer-postgres").exists() else given)
+    return LOCAL if not given and (FOLDER / "gaffer-postgres").exists() else given

@@ -71,6 +71,56 @@ def stop(folder: Path | str = ".gaffer") -> bool:
             return server.stop()
 
 
+def running(folder: Path | str = ".gaffer") -> str | None:
+    """The URL of the server if it runs; it is not started, nor does this process become a user of it."""
+    path = Path(os.path.realpath(folder))
+    with _guard, _os_errors(path):
+        if not (path / _MARKER).exists() or not (server := _Server(path)).is_alive():
+            return None
+        return server.url("gaffer")
+
+
+def reset(folder: Path | str = ".gaffer", *, force: bool = False) -> bool:
+    """Stop the server and remove all its data; the next start makes a new one. False: there was none.
+
+    Raises `LocalPostgresError` for a folder that is not one of ours, and while somebody uses the server unless `force`.
+    """
+    path = Path(os.path.realpath(folder))
+    if not (path / _MARKER).exists():
+        if path.exists():
+            raise LocalPostgresError(f"{path} is not one of ours (no {_MARKER} in it); nothing was removed")
+        return False
+    with _guard, _os_errors(path):
+        server = _Server(path)
+        with _exclusive(server.home / "lock"):
+            alone = server.users.acquire_write_lock(blocking=False)
+            try:
+                if not force and not (alone and server.is_unused()):
+                    raise LocalPostgresError(
+                        f"somebody uses the private Postgres in {path}, and nothing was removed; end that first (who "
+                        "it is: gaffer db psql, and there: table pg_stat_activity), or give --force"
+                    )
+                server.kept.unlink(missing_ok=True)
+                server.stop()
+                if not server.cluster.exists():
+                    return False
+                # At once or not at all; what is left of a removal that was killed goes with the next start.
+                gone = server.cluster.rename(server.home / f"new-{secrets.token_hex(8)}")
+                shutil.rmtree(gone)
+                return True
+            finally:
+                if alone:
+                    server.users.release_write_lock()
+
+
+def psql() -> str | None:
+    """Where psql is: beside the binaries of the private server, else on the path."""
+    with contextlib.suppress(LocalPostgresError):
+        if (found := _find_tools() / "psql").is_file():
+            return str(found)
+    return shutil.which("psql")
+
+
 def release(folder: Path | str = ".gaffer") -> None:
     """Leave now, not only when this process exits; however often it has called `start`."""
     path = Path(os.path.realpath(folder))
@@ -205,6 +255,17 @@ class _Server:
             with connect(self.url("postgres"), application_name="gaffer:local") as session:
                 session.execute("create database gaffer")
         return True
+
+    def is_unused(self) -> bool:
+        """Whether nobody is logged in, by a URL that was given to them, say."""
+        if not self.cluster.exists() or not self.is_alive():
+            return True
+        with connect(self.url("postgres"), application_name="gaffer:local") as session:
+            sessions = session.execute(
+                "select count(*) from pg_stat_activity"
+                " where backend_type = 'client backend' and pid <> pg_backend_pid()"
+            ).fetchone()
+        return sessions == (0,)
 
     def is_gone(self) -> bool:
         """Whether no process of the server is left (a zombie is none: it has let go of the log)."""

@@ -165,7 +165,8 @@ def _release(asked: _Asked, connection: db.Connection) -> str:
 def _set_watermark(asked: _Asked, connection: db.Connection) -> str:
     record = jobs.get(connection, asked.name)
     move = plan_move(connection, record, asked.config["position"].strip())
-    told = f"{verbatim(said(record, record.watermark))}, to {verbatim(said(record, move.to))}: {move.means}"
+    since, to = (verbatim(said(position, record.timezone)) for position in (record.watermark, move.to))
+    told = f"{since}, to {to}: {move.means}"
     if asked.config["dry_run"]:
         return f"**Dry run:** the watermark would be moved from {told}. To do it, launch with `dry_run: false`"
     watermarks.set_position(connection, asked.name, record.watermark, move.to, move.cluster, asked.operator)

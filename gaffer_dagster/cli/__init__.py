@@ -8,40 +8,69 @@ tell); 75 the database cannot be reached (try again);
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import click
 
 from gaffer_dagster import __version__
-from gaffer_dagster.cli import (
-    alerts,
-    database,
-    items,
-    metrics,
-    operate,
-    preview,
-    protect,
-    run,
-    show,
-    simulate,
-    ticks,
-    watch,
-    watermark,
-)
 from gaffer_dagster.errors import DatabaseUnavailableError, GafferError
-from gaffer_dagster.store import db
 
 FAILED = 1
 TRY_AGAIN = 75
+
+# In the order in which they are shown. A module is loaded when its command is: `name: (module, what it does)`.
+COMMANDS = {
+    "Look": {
+        "status": ("show", "Each job: how it went, what is left, when it is due next."),
+        "runs": ("show", "The newest runs first, of a job or of all."),
+        "ticks": ("ticks", "What became of each tick."),
+        "check": ("watch", "What is overdue or failing, and who looks; for probes."),
+        "alerts": ("alerts", "Incidents: what is open, who knows of it, who is told."),
+        "audit": ("audit", "Who did what, when, and why."),
+        "metrics": ("metrics", "Everything as Prometheus text."),
+        "preview": ("preview", "What a schedule means, and when it fires next."),
+        "simulate": ("simulate", "A year of a schedule, with outages and failures."),
+    },
+    "Work": {
+        "run": ("run", "Run a job until nothing due is left."),
+        "watch": ("watch", "Look again and again, like Dagster's sensor."),
+    },
+    "Change": {
+        "pause": ("operate", "Let a job rest."),
+        "resume": ("operate", "End the pause of a job."),
+        "release": ("operate", "Take the lease of a job from a run that hangs."),
+        "watermark": ("watermark", "How far a job has got, and where it is to go on."),
+        "items": ("items", "Rows that failed: list them, try them again, drop them."),
+        "rename": ("operate", "Let a job go on under another name."),
+        "retire": ("operate", "Miss nothing of a job, or a watch, any more."),
+        "protect": ("protect", "Let the database refuse writes outside batches."),
+        "unprotect": ("protect", "Let anybody write a table again."),
+        "prune": ("prune", "Remove old history."),
+    },
+    "Set up": {
+        "migrate": ("database", "Bring the tables of gaffer_dagster up to date."),
+        "register": ("operate", "Make jobs known before the new code runs."),
+        "prepare": ("database", "Give a table what jobs need to read it."),
+        "db": ("database", "The private Postgres for development; psql."),
+        "completion": ("completion", "Let the shell complete commands and names of jobs."),
+    },
+}
 
 
 def _open_streams() -> None:
     """A job is done whether or not anybody listens: a closed or broken stream is as good as /dev/null."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if stream is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 — for the rest of the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter shows its number
     atexit.register(_close_streams)
 
 
@@ -53,60 +82,80 @@ def _close_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 — Python's own flush would change the exit code
 
 
-class _Group(click.Group):
-    """Says what went wrong in one line, as an instruction, and exits with the code for it."""
+class Commands(click.Group):
+    """Loads a command when it is called, and says what went wrong in one line, with the exit code for it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for section in COMMANDS.values() for name in section] + super().list_commands(ctx)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        for section in COMMANDS.values():
+            if cmd_name in section:
+                return getattr(import_module(f"gaffer_dagster.cli.{section[cmd_name][0]}"), cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(len(name) for section in COMMANDS.values() for name in section)
+        for title, section in COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), help_) for name, (_, help_) in section.items()])
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _harmless_usage_errors():
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         _open_streams()
         try:
-            return super().invoke(ctx)
+            with _harmless_usage_errors():
+                return super().invoke(ctx)
         except DatabaseUnavailableError as error:
-            click.echo(f"gaffer: {show.printable(str(error))}", err=True)
-            sys.exit(TRY_AGAIN)
+            _fail(str(error), TRY_AGAIN)
         except GafferError as error:
-            click.echo(f"gaffer: {show.printable(str(error))}", err=True)
-            sys.exit(FAILED)
+            _fail(str(error), FAILED)
         except UnicodeEncodeError as error:  # bytes of the command line that are no text
-            click.echo(f"gaffer: {error.object!r} is no text for a database ({error}); write it in UTF-8", err=True)
-            sys.exit(FAILED)
+            _fail(f"{error.object!r} is no text for a database ({error}); write it in UTF-8", FAILED)
         except Exception as error:
+            from gaffer_dagster.store import db  # loads the driver
+
             if not db.is_database_error(error):
                 raise
-            said = show.printable(db.primary_message(error))
-            click.echo(f"gaffer: the database refused: {said} ({db.sqlstate(error)})", err=True)
-            sys.exit(TRY_AGAIN if db.lost_connection(error) else FAILED)
+            cure = "; ask the owner of the schema gaffer to grant it" if db.sqlstate(error) == "42501" else ""
+            _fail(
+                f"the database refused: {db.primary_message(error)} ({db.sqlstate(error)}){cure}",
+                TRY_AGAIN if db.lost_connection(error) else FAILED,
+            )
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+def _fail(said: str, code: int) -> None:
+    from gaffer_dagster.cli.command import printable
+
+    click.echo(f"gaffer: {printable(said)}", err=True)
+    sys.exit(code)
+
+
+@contextmanager
+def _harmless_usage_errors() -> Generator[None]:
+    """They repeat what was typed, or pasted."""
+    try:
+        yield
+    except click.UsageError as error:
+        said = error.format_message()
+        if said.replace("\n", "").isprintable():
+            raise
+        from gaffer_dagster.cli.command import printable
+
+        raise click.UsageError(printable(said), error.ctx) from None
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gaffer")
 def main() -> None:
     """Scheduled jobs that must not fail quietly.
 
     The database is the one that GAFFER_DATABASE_URL names ('local': a private server in ./.gaffer, which is also
     taken without the variable where that folder is).
+
+    What only shows something has --json: one object a line. What changes something takes --by and --reason, which
+    `gaffer audit` shows, and --yes: what no other command takes back asks first.
     """
-
-
-main.add_command(run.run)
-main.add_command(show.status)
-main.add_command(show.runs)
-main.add_command(preview.preview)
-main.add_command(ticks.ticks)
-main.add_command(watch.check)
-main.add_command(watch.watch)
-main.add_command(alerts.alerts)
-main.add_command(metrics.metrics)
-main.add_command(simulate.command)
-main.add_command(operate.register)
-main.add_command(operate.pause)
-main.add_command(operate.resume)
-main.add_command(operate.rename)
-main.add_command(operate.release)
-main.add_command(operate.retire)
-main.add_command(items.items)
-main.add_command(protect.protect)
-main.add_command(protect.unprotect)
-main.add_command(watermark.watermark)
-main.add_command(database.migrate)
-main.add_command(database.prepare)
-main.add_command(database.db)

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import Any
 
 import click
 
-from gaffer_dagster import database
-from gaffer_dagster.cli.operate import operator_of, whose
+from gaffer_dagster.cli.command import (
+    Change,
+    Read,
+    Table,
+    job_argument,
+    limit_option,
+    opened,
+    printable,
+    show_time,
+    tell,
+)
 from gaffer_dagster.cli.process import log_to_stderr
-from gaffer_dagster.cli.show import Table, print_table, printable, show_time
 from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.incident import Alert
 from gaffer_dagster.domain.moment import end_of
 from gaffer_dagster.domain.notice import explained, test_message
 from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.receivers import receivers_from
-from gaffer_dagster.errors import BadInputError
+from gaffer_dagster.errors import BadInputError, GafferError
 from gaffer_dagster.store import alerts as store
-from gaffer_dagster.store import db, deliveries, jobs, migrate, operations
+from gaffer_dagster.store import db, deliveries, jobs, operations
+from gaffer_dagster.store.operations import Operator
 
 _LONGEST_MUTE = timedelta(days=31)
 
@@ -35,20 +41,17 @@ def alerts() -> None:
     """The incidents of jobs: what is open, who knows of it, who is told."""
 
 
-@alerts.command("list")
+@alerts.command("list", cls=Read)
 @click.option("--all", "everything", is_flag=True, help="Also those that are over, the newest first.")
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="How many with --all.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for each.")
+@limit_option(50)
 def list_alerts(everything: bool, limit: int, as_json: bool) -> None:
     """The open incidents, the oldest first, and the receivers that notices do not get through to."""
-    with db.connect(database.from_environment(), application_name="gaffer:alerts") as connection:
-        migrate.verify(connection)
-        found = store.newest(connection, limit) if everything else store.opened(connection)
+    with opened() as connection:
+        found = store.newest(connection, limit) if everything else store.opened(connection)[:limit]
         receivers = deliveries.receivers(connection)
         mutes = store.mutes(connection)
     if as_json:
-        for alert in found:
-            click.echo(json.dumps(asdict(alert), default=_plain))
+        tell(found)
         return
     if found:
         table = Table("number", "of", "what", "severity", "since", "opened", "state", "in words")
@@ -63,7 +66,7 @@ def list_alerts(everything: bool, limit: int, as_json: bool) -> None:
                 _state(alert, mutes),
                 explained(alert.kind, alert.details),
             )
-        print_table(table)
+        table.print()
     else:
         click.echo("No incident is recorded yet." if everything else "No incident is open.")
     for receiver in receivers:
@@ -84,32 +87,22 @@ def _state(alert: Alert, mutes: Mapping[str, datetime]) -> str:
     return "open"
 
 
-def _plain(value: Any) -> str:
-    return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
-@alerts.command()
+@alerts.command(cls=Change)
 @click.argument("number", type=click.IntRange(1, 2**63 - 1))
-@whose
-def ack(number: int, by: str | None, reason: str | None) -> None:
+def ack(number: int, operator: Operator) -> None:
     """Say that somebody knows of incident NUMBER: it is not reminded of any more."""
-    operator = operator_of(by, reason)
-    with db.connect(database.from_environment(), application_name="gaffer:alerts") as connection:
-        migrate.verify(connection)
+    with opened() as connection:
         if not operations.ack(connection, number, operator):
             raise BadInputError(f"no incident {number} is open; see: gaffer alerts list")
     click.echo(f"incident {number} is known to {operator.by}; no more reminders")
 
 
-@alerts.command()
-@click.argument("job")
+@alerts.command(cls=Change)
+@job_argument()
 @click.option("--until", required=True, metavar="TIME", help="When it ends: a time, or how long, such as 2h.")
-@whose
-def mute(job: str, until: str, by: str | None, reason: str | None) -> None:
+def mute(job: str, until: str, operator: Operator) -> None:
     """Send nothing of JOB for a while. Incidents are kept, and what is open at the end is told then."""
-    operator = operator_of(by, reason)
-    with db.connect(database.from_environment(), application_name="gaffer:alerts") as connection:
-        migrate.verify(connection)
+    with opened() as connection:
         record = jobs.get(connection, job)
         end = end_of(until, "--until", record.seen_at, record.timezone)
         if end - record.seen_at > _LONGEST_MUTE:
@@ -121,22 +114,19 @@ def mute(job: str, until: str, by: str | None, reason: str | None) -> None:
     click.echo(f"{job} is muted until {show_time(end)}")
 
 
-@alerts.command()
-@click.argument("job")
-@whose
-def unmute(job: str, by: str | None, reason: str | None) -> None:
+@alerts.command(cls=Change)
+@job_argument()
+def unmute(job: str, operator: Operator) -> None:
     """Speak of JOB again."""
-    operator = operator_of(by, reason)
-    with db.connect(database.from_environment(), application_name="gaffer:alerts") as connection:
-        migrate.verify(connection)
+    with opened() as connection:
         jobs.get(connection, job)
         operations.mute(connection, job, None, operator)
     click.echo(f"{job} is not muted")
 
 
-@alerts.command("test")
+@alerts.command("test", cls=Change)
 @click.argument("receiver", required=False)
-def send_test(receiver: str | None) -> None:
+def send_test(receiver: str | None, operator: Operator) -> None:
     """Send a test message to RECEIVER, or to each that this environment names. Exits 1 if one did not take it."""
     log_to_stderr(as_json=False, level=logging.INFO)
     found = receivers_from(os.environ, wrap(logging.getLogger("gaffer")))
@@ -146,12 +136,18 @@ def send_test(receiver: str | None) -> None:
             f"no receiver {receiver!r} is named in this environment (there is "
             f"{', '.join(each.name for each in found)}); set GAFFER_RECEIVER_{(receiver or '').upper()} to its URL"
         )
-    failed = False
+    failed: list[str] = []
     for each in chosen:
         try:
             each.send(test_message())
             click.echo(f"{each.name}: sent")
         except Exception as error:
-            failed = True
-            click.echo(f"{each.name}: {db.primary_message(error)}", err=True)
+            failed.append(each.name)
+            click.echo(f"{each.name}: {printable(db.primary_message(error))}", err=True)
+    try:
+        with opened() as connection:
+            told = {"receivers": [each.name for each in chosen], "failed": failed}
+            operations.note(connection, None, "test receivers", operator, told)
+    except GafferError as error:  # receivers are tested also where the database is what is broken
+        click.echo(f"not kept for gaffer audit: {printable(str(error))}", err=True)
     sys.exit(1 if failed else 0)

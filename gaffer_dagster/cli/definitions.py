@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gaffer_dagster.errors import BadInputError
+from gaffer_dagster.errors import BadInputError, GafferError
 
 
 def jobs_in(file: Path | None, module: str | None) -> dict[str, Any]:
@@ -27,8 +28,10 @@ def _load_module(name: str) -> ModuleType:
     try:
         with _not_left(name):
             return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+    except _NotLoadedError as error:
+        cause = error.__cause__
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        if missing is None or not f"{name}.".startswith(f"{missing}."):
             raise  # the module is there, and something that it imports is not
         raise BadInputError(
             f"there is no module {name!r} here; run in the folder that it is in, or install it"
@@ -47,18 +50,32 @@ def _load_file(file: Path) -> ModuleType:
     try:
         with _not_left(str(file)):
             spec.loader.exec_module(loaded)
-    except ImportError as error:
-        if "relative import" not in str(error):
+    except _NotLoadedError as error:
+        if "relative import" not in str(error.__cause__):
             raise
         raise BadInputError(f"{file} imports from its own package; run it as -m PACKAGE.MODULE instead") from error
     return loaded
 
 
+class _NotLoadedError(BadInputError):
+    """Its cause is what was raised."""
+
+
 @contextmanager
 def _not_left(where: str) -> Generator[None]:
-    """`sys.exit()` while the definitions load would end the command, with success even, and nothing done."""
+    """`sys.exit()` while the definitions load would end the command, with success even, and nothing done. Whatever else
+    is raised is told with the line of the user's code that it comes from; what we refuse says enough by itself."""
     try:
         yield
+    except GafferError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [each for each in frames if "importlib" not in each.filename and each.filename != __file__]
+        at = f" ({own[-1].filename}, line {own[-1].lineno})" if own and not isinstance(error, SyntaxError) else ""
+        raise _NotLoadedError(
+            f"{where} cannot be loaded: {type(error).__name__}: {error}{at}; mend it, and try again"
+        ) from error
     except SystemExit as error:
         raise BadInputError(
             f"{where} ended itself (SystemExit {error}) while it was loaded; let it only define"

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from gaffer_dagster import __version__
@@ -170,3 +171,10 @@ def exposition(metrics: Metrics, at: datetime, findings: Sequence[Finding]) -> b
     registry = CollectorRegistry()
     registry.register(_Families(metrics, at, findings))
     return generate_latest(registry)
+
+
+def samples(text: bytes) -> Iterator[dict[str, object]]:
+    """The same, one by one."""
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            yield {"name": sample.name, "labels": sample.labels, "value": sample.value}

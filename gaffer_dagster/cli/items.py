@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import click
 
-from gaffer_dagster import database
-from gaffer_dagster.cli.operate import confirm, operator_of, whose
-from gaffer_dagster.cli.show import Table, plain, print_table, show_time
+from gaffer_dagster.cli.command import (
+    Read,
+    Risky,
+    Table,
+    confirm,
+    counted,
+    job_argument,
+    limit_option,
+    opened,
+    show_time,
+    tell,
+)
 from gaffer_dagster.errors import BadInputError
-from gaffer_dagster.store import db, jobs, migrate, operations, pending_rows
+from gaffer_dagster.store import jobs, operations, pending_rows
+from gaffer_dagster.store.operations import Operator
 
 
 @click.group()
@@ -22,20 +30,17 @@ def items() -> None:
     """Rows that failed: those that were parked wait for somebody."""
 
 
-@items.command("list")
-@click.argument("job")
+@items.command("list", cls=Read)
+@job_argument()
 @click.option("--all", "everything", is_flag=True, help="Also those that are to be tried again, and dropped ones.")
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1_000_000), help="How many at most.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for each row.")
+@limit_option(100, 1_000_000)
 def list_items(job: str, everything: bool, limit: int, as_json: bool) -> None:
     """The rows of JOB that were parked, newest failure first."""
-    with db.connect(database.from_environment(), application_name="gaffer:items") as connection:
-        migrate.verify(connection)
+    with opened() as connection:
         jobs.get(connection, job)
         found = pending_rows.items(connection, job, everything=everything, limit=limit)
     if as_json:
-        for record in found:
-            click.echo(json.dumps(asdict(record), default=plain))
+        tell(found)
         return
     if not found:
         click.echo(f"{job} has no failed rows" if everything else f"{job} has no parked rows (all failed ones: --all)")
@@ -52,10 +57,10 @@ def list_items(job: str, everything: bool, limit: int, as_json: bool) -> None:
         error = record.error or "the process that worked on it has not said how it went"
         shown = f"{error} ({record.sqlstate})" if record.sqlstate else error
         table.add_row(record.key, str(record.attempts), show_time(record.failed_at), state, shown)
-    print_table(table)
+    table.print()
 
 
-class _OfRows(click.Command):
+class _OfRows(Risky):
     """A key that is a negative number needs no `--` before it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -69,9 +74,8 @@ class _OfRows(click.Command):
 
 
 def _of_rows(command: Callable[..., Any]) -> Callable[..., Any]:
-    command = click.option("--yes", is_flag=True, help="Do not ask.")(whose(command))
     command = click.option("--parked", is_flag=True, help="All that are parked.")(command)
-    return click.argument("job")(click.argument("keys", nargs=-1, metavar="[KEY]...")(command))
+    return job_argument()(click.argument("keys", nargs=-1, metavar="[KEY]...")(command))
 
 
 @items.command(cls=_OfRows)
@@ -95,23 +99,16 @@ def _change(
     job: str,
     keys: tuple[str, ...],
     parked: bool,
-    yes: bool,
-    by: str | None,
-    reason: str | None,
+    operator: Operator,
 ) -> None:
     if bool(keys) == parked:
         raise BadInputError("name the rows by their keys, or give --parked for all that are parked")
-    operator = operator_of(by, reason)
-    with db.connect(database.from_environment(), application_name="gaffer:items") as connection:
-        migrate.verify(connection)
+    with opened() as connection:
         jobs.get(connection, job)
-        if not yes:
-            confirm(f"Rows of {job} ({', '.join(keys) or 'all that are parked'}): to be {what}?")
+        confirm(f"Rows of {job} ({', '.join(keys) or 'all that are parked'}): to be {what}?")
         found = operations.change_items(connection, job, action, list(keys) or None, operator)
     missing = [key for key in keys if key not in found]
-    click.echo(
-        f"{len(found):,} {'row' if len(found) == 1 else 'rows'} of {job} {'is' if len(found) == 1 else 'are'} {what}"
-    )
+    click.echo(f"{counted(len(found), 'row')} of {job} {'is' if len(found) == 1 else 'are'} {what}")
     if missing:
         raise BadInputError(
             f"job {job!r} has no failed rows with key {', '.join(missing)}; see: gaffer items list {job} --all"

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import click
 
-from gaffer_dagster import database
-from gaffer_dagster.cli.show import Table, ago, print_table
+from gaffer_dagster.cli.command import Read, Table, complete_jobs, job_option, opened, tell
+from gaffer_dagster.cli.show import ago
 from gaffer_dagster.domain.lint import Lint, lint
 from gaffer_dagster.domain.moment import as_moment
 from gaffer_dagster.domain.schedule import Preview, Schedule
 from gaffer_dagster.errors import BadInputError
-from gaffer_dagster.store import db, jobs, migrate
+from gaffer_dagster.store import jobs
 
 
-@click.command()
-@click.argument("what", metavar="JOB|CRON")
+@click.command(cls=Read)
+@click.argument("what", metavar="JOB|CRON", shell_complete=complete_jobs)
 @click.argument("zone", required=False)
-@click.option("--job", "name", help="The job whose name an H in CRON is made from.")
+@job_option("--job", "name", metavar="JOB", help="The job whose name an H in CRON is made from.")
 @click.option("--missing-hour", type=click.Choice(["end", "skip"]), help="Of CRON: a time that the clock leaps over.")
 @click.option("--repeated-hour", type=click.Choice(["second", "first"]), help="Of CRON: a time that comes twice.")
 @click.option("--count", default=10, show_default=True, type=click.IntRange(1, 10_000), help="How many ticks.")
 @click.option("--after", metavar="TIME", help="From then on, such as 2027-03-14T00:00Z; left out: now.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for each tick.")
 def preview(
     what: str,
     zone: str | None,
@@ -62,16 +60,13 @@ def preview(
     said = lint(schedule, start, job=name, timeout=timeout)
     ticks = (schedule.resolved(name) if name else schedule).preview(start, count)
     if as_json:
-        for tick in ticks:
-            told = {"utc": tick.utc.isoformat(), "local": tick.local.isoformat(), "note": tick.note}
-            click.echo(json.dumps(told))
+        tell({"utc": tick.utc, "local": tick.local.isoformat(), "note": tick.note} for tick in ticks)
     else:
         _print(said, ticks)
 
 
 def _of_job(job: str) -> tuple[Schedule | None, timedelta]:
-    with db.connect(database.from_environment(), application_name="gaffer:preview") as connection:
-        migrate.verify(connection)
+    with opened() as connection:
         found = jobs.get(connection, job)
     return found.schedule, found.timeout
 
@@ -90,4 +85,4 @@ def _print(said: Lint, ticks: list[Preview]) -> None:
             ago(tick.utc),
             tick.note,
         )
-    print_table(table)
+    table.print()

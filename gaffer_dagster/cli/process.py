@@ -12,6 +12,7 @@ from typing import TextIO
 
 import click
 
+from gaffer_dagster.cli.command import printable
 from gaffer_dagster.engine.log import JsonFormatter
 
 
@@ -47,9 +48,16 @@ class _Stderr(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
+class _Formatter(logging.Formatter):
+    """What a user's function raised may hold anything; its traceback keeps its lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(printable, super().format(record).splitlines()))
+
+
 def log_to_stderr(*, as_json: bool, level: int) -> None:
     handler = _Stderr()
-    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(JsonFormatter() if as_json else _Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("gaffer")
     logger.addHandler(handler)
     logger.setLevel(level)

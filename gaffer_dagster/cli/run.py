@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gaffer_dagster import database
 from gaffer_dagster.cli import show
+from gaffer_dagster.cli.command import tell
 from gaffer_dagster.cli.definitions import jobs_in
 from gaffer_dagster.cli.process import log_to_stderr, signals
 from gaffer_dagster.domain.moment import as_moment
@@ -99,7 +100,7 @@ def _run_once(job: Any, url: str, *, despite_pause: bool, redo: datetime | None,
     if opened.record is not None:
         # The work is done and recorded, whether or not somebody reads what is said of it.
         with suppress(OSError, SystemExit):  # rich turns a broken pipe into an exit of its own
-            (show.print_json if as_json else show.print_runs)([opened.record])
+            (tell if as_json else show.print_runs)([opened.record])
             sys.stdout.flush()
     opened.reported()
     return opened.outcome, 0 if opened.record is None else opened.record.items

@@ -2,64 +2,82 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import click
-from rich.console import Console, RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text
 
-from gaffer_dagster import database
+from gaffer_dagster.cli.command import Read, Table, job_argument, limit_option, opened, printable, show_time, tell
 from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.held import HeldBy
+from gaffer_dagster.domain.incident import Watch
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.run import RunRecord
-from gaffer_dagster.store import db, jobs, migrate
+from gaffer_dagster.store import alerts, horizon, jobs
 from gaffer_dagster.store import runs as store_runs
 
 
-@click.command()
-@click.argument("job", required=False)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for each job.")
+@click.command(cls=Read)
+@job_argument(required=False)
 def status(job: str | None, as_json: bool) -> None:
-    """Each job: how it went, what is left, when it is due next, and who holds its lease."""
-    with db.connect(database.from_environment(), application_name="gaffer:status") as connection:
-        migrate.verify(connection)
+    """Each job: how it went, what is left, when it is due next, and who holds its lease.
+
+    It says also which watch has stopped looking; Dagster's own is among them.
+    """
+    with opened() as connection:
         found = jobs.status(connection) if job is None else [jobs.get(connection, job)]
+        watches, now = alerts.watches(connection), horizon.now(connection)
     if as_json:
-        print_json(found)
-    elif not found:
-        click.echo("No job has run on this database yet.")
-    else:
+        tell(found)
+        return
+    if found:
         print_jobs(found)
+    else:
+        click.echo("No job has run on this database yet.")
+    if job is None:
+        for line in who_watches(watches, now):
+            click.echo(printable(line))
 
 
-@click.command()
-@click.argument("job", required=False)
-@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many at most.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for each run.")
+@click.command(cls=Read)
+@job_argument(required=False)
+@limit_option(20)
 def runs(job: str | None, limit: int, as_json: bool) -> None:
     """The newest runs first, of JOB or of all jobs."""
-    with db.connect(database.from_environment(), application_name="gaffer:runs") as connection:
-        migrate.verify(connection)
+    with opened() as connection:
         if job is not None:
             jobs.get(connection, job)
         found = store_runs.history(connection, job, limit)
     if as_json:
-        print_json(found)
-    elif not found:
-        click.echo("No run is recorded yet.")
-    else:
+        tell(found)
+    elif found:
         print_runs(found)
+    else:
+        click.echo("No run is recorded yet.")
 
 
-def print_json(records: Sequence[RunRecord | JobRecord]) -> None:
-    for record in records:
-        click.echo(json.dumps(asdict(record), default=plain))
+def who_watches(watches: Sequence[Watch], now: datetime) -> list[str]:
+    """What is to be said of those that look; nothing where each looks as often as it means to."""
+    silent = [
+        f"{each.name} has not looked since {show_time(each.last_pass_at)} ({in_words(now - each.last_pass_at)} ago), "
+        f"and means to every {in_words(each.every)}: {_runner(each)} may be down; see: gaffer check"
+        for each in watches
+        if each.every is not None and each.silent_at is not None and each.silent_at <= now
+    ]
+    if not any(each.every is not None for each in watches):
+        silent.append(
+            "Nobody watches this database all the time: turn on Dagster's sensor gaffer_watch, or: gaffer watch"
+        )
+    return silent
+
+
+def _runner(watch: Watch) -> str:
+    """What a watch is run by, going by its name (`check:HOST`, `watch:HOST`, `dagster:LOCATION`)."""
+    driver, _, host = watch.name.partition(":")
+    of_command = {"check": "whatever runs gaffer check", "watch": "gaffer watch"}
+    return (
+        f"{of_command[driver]} on {host}" if driver in of_command else "Dagster's daemon, or its sensor gaffer_watch,"
+    )
 
 
 def print_jobs(records: Sequence[JobRecord]) -> None:
@@ -74,7 +92,7 @@ def print_jobs(records: Sequence[JobRecord]) -> None:
             _next_due(record),
             record.owner or "-",
         )
-    print_table(table)
+    table.print()
     for record in records:
         if record.held_by is not None:
             click.echo(printable(_held(record, record.held_by)))
@@ -122,11 +140,7 @@ def print_runs(records: Sequence[RunRecord]) -> None:
             "-" if record.fence is None else str(record.fence),
             f"{record.error} ({record.sqlstate})" if record.error and record.sqlstate else record.error or "",
         )
-    print_table(table)
-
-
-def show_time(time: datetime | None) -> str:
-    return "-" if time is None else f"{time:%Y-%m-%d %H:%M:%SZ}"
+    table.print()
 
 
 def ago(time: datetime | None) -> str:
@@ -135,29 +149,3 @@ def ago(time: datetime | None) -> str:
         return "-"
     away = time - datetime.now(timezone.utc)
     return f"in {in_words(away)}" if away > timedelta() else f"{in_words(-away)} ago"
-
-
-class Table(RichTable):
-    """Cells are what somebody wrote (keys, errors, reasons), and never markup."""
-
-    def add_row(self, *renderables: RenderableType | None, **kept: Any) -> None:
-        super().add_row(*(Text(printable(each)) if isinstance(each, str) else each for each in renderables), **kept)
-
-
-def printable(text: str) -> str:
-    """`text` on one line, in which no character can do anything to a terminal."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-
-
-def print_table(table: Table) -> None:
-    terminal = Console()
-    # Where nobody looks at it as it comes, a row is a line, whatever the width of the window.
-    (terminal if terminal.is_terminal else Console(width=250)).print(table)
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return str(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,8 +13,8 @@ from typing import Any
 
 import click
 
+from gaffer_dagster.cli.command import Read, Table, counted, file_option, show_time, tell
 from gaffer_dagster.cli.definitions import jobs_in
-from gaffer_dagster.cli.show import Table, print_table, show_time
 from gaffer_dagster.domain.due import NewRows
 from gaffer_dagster.domain.duration import as_duration, in_words, show_duration
 from gaffer_dagster.domain.incident import Alert, Stretch
@@ -31,7 +30,9 @@ from gaffer_dagster.domain.simulation import (
     as_lengths,
     as_pauses,
     as_stretches,
-    simulate,
+)
+from gaffer_dagster.domain.simulation import (
+    simulate as simulated,
 )
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.words import words
@@ -61,12 +62,10 @@ class _Ticks:
     """Of the first."""
 
 
-@click.command(name="simulate")
+@click.command("simulate", cls=Read)
 @click.argument("what", metavar="CRON|JOB")
 @click.argument("zone", required=False)
-@click.option(
-    "-f", "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Where JOB is defined."
-)
+@file_option(help="Where JOB is defined.")
 @click.option("-m", "--module", help="The same, as a Python module.")
 @click.option("--since", metavar="TIME", help="When it begins; left out: now.")
 @click.option("--until", metavar="TIME", help="When it ends; left out: a year later.")
@@ -84,8 +83,7 @@ class _Ticks:
 @click.option("--every", default="30s", show_default=True, help="How often the watch looks.")
 @click.option("--seed", default=1, show_default=True, help="Of what is random; the same gives the same again.")
 @click.option("--all", "show_all", is_flag=True, help="Show every run, and tables in full.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for each thing.")
-def command(
+def simulate(
     what: str,
     zone: str | None,
     file: Path | None,
@@ -142,7 +140,7 @@ def command(
         paused=as_pauses(paused, "--paused", spec.timezone, within),
         every=as_duration(every, "--every"),
     )
-    found = simulate(scenario, random.Random(seed))  # noqa: S311 — to be repeated, nothing secret
+    found = simulated(scenario, random.Random(seed))  # noqa: S311 — to be repeated, nothing secret
     ticks = [_in_a_row(key, list(group)) for key, group in groupby(found.ticks(), _what_became)]
     if as_json:
         _print_json(found, ticks, seed)
@@ -208,7 +206,7 @@ def _summary(found: Simulation, ticks: Sequence[_Ticks], seed: int) -> str:
     parts = [
         _listed("tick", of_ticks),
         _listed("run", counts["runs"]),
-        _counted(_overlaps(found), "overlap"),
+        counted(_overlaps(found), "overlap"),
         _listed("incident", counts["incidents"]),
         f"seed {seed}",
     ]
@@ -221,11 +219,7 @@ def _overlaps(found: Simulation) -> int:
 
 def _listed(noun: str, counts: Mapping[str, int]) -> str:
     told = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    return _counted(sum(counts.values()), noun) + (f" ({told})" if told else "")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return counted(sum(counts.values()), noun) + (f" ({told})" if told else "")
 
 
 def _rules(given: Scenario) -> str:
@@ -234,7 +228,7 @@ def _rules(given: Scenario) -> str:
     return (
         f"{words(schedule)}, from {show_time(given.since)} to {show_time(given.until)}; timeout "
         f"{show_duration(spec.limits.timeout)}, grace {show_duration(spec.alerts.grace_for(schedule))}{tolerance}, an "
-        f"incident after {_counted(spec.alerts.failures, 'failure')}"
+        f"incident after {counted(spec.alerts.failures, 'failure')}"
     )
 
 
@@ -258,7 +252,7 @@ def _print(found: Simulation, ticks: Sequence[_Ticks], seed: int, *, show_all: b
             table = Table(*names)
             for row in shown:
                 table.add_row(*cells(row))
-            print_table(table)
+            table.print()
         if len(shown) < len(rows):
             click.echo(f"… and {len(rows) - len(shown):,} more like these: --all or --json shows them")
 
@@ -313,10 +307,4 @@ def _print_json(found: Simulation, ticks: Sequence[_Ticks], seed: int) -> None:
 
 
 def _tell(what: str, **fields: object) -> None:
-    click.echo(json.dumps({"what": what, **fields}, default=_plain))
-
-
-def _plain(value: Any) -> str | float:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return value.isoformat()
+    tell([{"what": what, **fields}])

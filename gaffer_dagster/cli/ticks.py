@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from datetime import datetime, timedelta
 from itertools import islice
+from typing import Any
 
 import click
 
-from gaffer_dagster import database
-from gaffer_dagster.cli.show import Table, print_table, show_time
+from gaffer_dagster.cli.command import Read, Table, job_argument, opened, show_time, tell
 from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.ledger import Disposition, Tick, ledger
 from gaffer_dagster.domain.moment import as_moment
 from gaffer_dagster.errors import BadInputError
-from gaffer_dagster.store import db, history, jobs, migrate
+from gaffer_dagster.store import history, jobs
 
 _PAST, _COMING, _MOST = 20, 3, 10_000
 _INSTANT = timedelta(microseconds=1)
@@ -30,25 +29,25 @@ _WORDS = {
 }
 
 
-@click.command()
-@click.argument("job")
+@click.command(cls=Read)
+@job_argument()
 @click.option("--since", metavar="TIME", help="From then on; left out: the last 20 ticks.")
 @click.option("--until", metavar="TIME", help="Up to then; left out: the next 3 ticks.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for each tick.")
 def ticks(job: str, since: str | None, until: str | None, as_json: bool) -> None:
     """Every tick of JOB, by the schedule that was in force, and what became of it.
 
     A time without an offset is one of the job's zone.
     """
-    with db.connect(database.from_environment(), application_name="gaffer:ticks") as connection:
-        migrate.verify(connection)
+    with opened() as connection:
         record = jobs.get(connection, job)
         begin, end = _window(record, since, until)
+        if record.pruned_until is not None and begin <= record.pruned_until:
+            begin = min(record.pruned_until + _INSTANT, end)
+            click.echo(f"what became of ticks up to {show_time(record.pruned_until)} was pruned", err=True)
         past = history.of_job(connection, job, begin)
     entries = ledger(past, begin - _INSTANT, end, now=record.seen_at, grace=record.grace)
     if as_json:
-        for tick in entries:
-            click.echo(json.dumps(_as_json(tick)))
+        tell(map(_as_json, entries))
         return
     found = list(islice(entries, _MOST + 1))
     if len(found) > _MOST:
@@ -80,12 +79,12 @@ def _window(record: JobRecord, since: str | None, until: str | None) -> tuple[da
     return begin, end
 
 
-def _as_json(tick: Tick) -> dict[str, str | int | float | None]:
+def _as_json(tick: Tick) -> dict[str, Any]:
     return {
-        "tick": tick.at.isoformat(),
+        "tick": tick.at,
         "disposition": str(tick.disposition),
         "run": tick.run_id,
-        "late_seconds": None if tick.late_by is None else tick.late_by.total_seconds(),
+        "late_seconds": tick.late_by,
     }
 
 
@@ -98,6 +97,6 @@ def _print(found: list[Tick]) -> None:
             "-" if tick.run_id is None else str(tick.run_id),
             "-" if tick.late_by is None else in_words(tick.late_by),
         )
-    print_table(table)
+    table.print()
     counts = Counter(tick.disposition for tick in found)
     click.echo(", ".join(f"{counts[kind]} {words}" for kind, words in _WORDS.items() if counts[kind]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -17,8 +16,9 @@ from typing import Any, NoReturn
 import click
 
 from gaffer_dagster import database
+from gaffer_dagster.cli.command import Read, Table, counted, opened, printable, show_time, tell
 from gaffer_dagster.cli.process import log_to_stderr, signals
-from gaffer_dagster.cli.show import Table, print_table, show_time
+from gaffer_dagster.cli.show import who_watches
 from gaffer_dagster.domain.alert import Severity
 from gaffer_dagster.domain.duration import as_duration, in_words
 from gaffer_dagster.domain.incident import Finding, Watch
@@ -31,11 +31,10 @@ from gaffer_dagster.store import alerts, db, migrate
 WRONG, CANNOT_TELL = 1, 2
 
 
-@click.command()
+@click.command(cls=Read)
 @click.option("--notify", is_flag=True, help="Make it a pass of the watch: open and resolve incidents, send notices.")
 @click.option("--every", metavar="DURATION", help="How often it is run, such as 5m; others then say when it is not.")
 @click.option("--name", metavar="NAME", help="What this watch is called, instead of by its host.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def check(notify: bool, every: str | None, name: str | None, as_json: bool) -> None:
     """Say what is overdue or failing, and when each watch looked last.
 
@@ -52,8 +51,7 @@ def check(notify: bool, every: str | None, name: str | None, as_json: bool) -> N
     log_to_stderr(as_json=as_json, level=logging.WARNING)
     with signals():
         try:
-            with db.connect(database.from_environment(), application_name="gaffer:check") as connection:
-                migrate.verify(connection)
+            with opened() as connection:
                 jobs = alerts.count_jobs(connection)
                 if not jobs:
                     raise UnknownJobError(
@@ -73,10 +71,10 @@ def check(notify: bool, every: str | None, name: str | None, as_json: bool) -> N
 def _cannot_tell(error: Exception, *, as_json: bool) -> NoReturn:
     said = str(error) if isinstance(error, GafferError) else db.primary_message(error)
     if as_json:
-        click.echo(json.dumps({"error": said}))
+        tell([{"error": said}])
     if not isinstance(error, GafferError) and not db.is_database_error(error):
         traceback.print_exception(error)  # a fault of ours, and still one that leaves a probe without an answer
-    click.echo(f"gaffer: cannot tell: {said}", err=True)
+    click.echo(f"gaffer: cannot tell: {printable(said)}", err=True)
     sys.exit(CANNOT_TELL)
 
 
@@ -124,8 +122,7 @@ def _name(driver: str, name: str | None) -> str:
 
 def _print(report: Report, jobs: int, problems: Sequence[str], sent: int | None) -> None:
     of = sorted({each.job for each in report.findings if each.job is not None})
-    count = f"{jobs:,} job{'s' if jobs != 1 else ''}"
-    click.echo(f"{count}: " + ("all is well" if not of else f"something is to be said of {len(of):,}"))
+    click.echo(f"{counted(jobs, 'job')}: " + ("all is well" if not of else f"something is to be said of {len(of):,}"))
     if report.findings:
         table = Table("of", "what", "severity", "since", "in words")
         for each in report.findings:
@@ -136,15 +133,15 @@ def _print(report: Report, jobs: int, problems: Sequence[str], sent: int | None)
                 show_time(each.since),
                 explained(each.kind, each.details),
             )
-        print_table(table)
+        table.print()
     for each in report.watches:
         click.echo(_of_watch(each, report.at))
-    if not any(each.every is not None for each in report.watches):
-        click.echo("Nobody watches this database all the time: turn on Dagster's sensor gaffer_watch, or: gaffer watch")
+    for line in who_watches(report.watches, report.at):
+        click.echo(line)
     for problem in problems:
-        click.echo(f"gaffer: {problem}", err=True)
+        click.echo(f"gaffer: {printable(problem)}", err=True)
     if sent is not None:
-        click.echo(f"{sent:,} message{'s' if sent != 1 else ''} sent")
+        click.echo(f"{counted(sent, 'message')} sent")
 
 
 def _of_watch(watch: Watch, now: datetime) -> str:
@@ -154,21 +151,17 @@ def _of_watch(watch: Watch, now: datetime) -> str:
 
 def _print_json(report: Report, jobs: int, problems: Sequence[str], sent: int | None) -> None:
     told = {
-        "at": report.at.isoformat(),
+        "at": report.at,
         "jobs": jobs,
         "findings": [_finding(each) for each in report.findings],
         "watches": [
-            {
-                "name": each.name,
-                "every_seconds": None if each.every is None else each.every.total_seconds(),
-                "last_pass_at": each.last_pass_at.isoformat(),
-            }
+            {"name": each.name, "every_seconds": each.every, "last_pass_at": each.last_pass_at}
             for each in report.watches
         ],
         "problems": list(problems),
         "sent": sent,
     }
-    click.echo(json.dumps(told))
+    tell([told])
 
 
 def _finding(found: Finding) -> dict[str, Any]:
@@ -177,6 +170,6 @@ def _finding(found: Finding) -> dict[str, Any]:
         "watch": found.watch,
         "kind": str(found.kind),
         "severity": str(found.severity),
-        "since": found.since.isoformat(),
+        "since": found.since,
         "details": found.details,
     }

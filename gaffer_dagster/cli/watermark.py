@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from gaffer_dagster import database
-from gaffer_dagster.cli.operate import confirm, operator_of, whose
-from gaffer_dagster.cli.show import printable
-from gaffer_dagster.engine.watermark import count, due_after, kind_of, plan_move, rows_said, said
-from gaffer_dagster.store import adopt, db, jobs, migrate, watermarks
+from gaffer_dagster.cli.command import (
+    Read,
+    Risky,
+    complete_jobs,
+    confirm,
+    counted,
+    job_argument,
+    opened,
+    printable,
+    tell,
+)
+from gaffer_dagster.engine.watermark import due_after, kind_of, plan_move, rows_said, said
+from gaffer_dagster.store import adopt, jobs, watermarks
+from gaffer_dagster.store.operations import Operator
 
 
 @click.group()
@@ -18,54 +25,45 @@ def watermark() -> None:
     """How far a job has got."""
 
 
-@watermark.command()
-@click.argument("job")
-@click.option("--json", "as_json", is_flag=True, help="The stored position.")
+@watermark.command(cls=Read)
+@job_argument()
 def show(job: str, as_json: bool) -> None:
     """Where JOB will go on, and what is due after that."""
-    with db.connect(database.from_environment(), application_name="gaffer:watermark") as connection:
-        migrate.verify(connection)
+    with opened() as connection:
         record = jobs.get(connection, job)
         kind_of(record)
         if as_json:
-            click.echo(json.dumps(record.watermark))
+            tell([{"job": job, "position": record.watermark}])
             return
-        click.echo(printable(f"{job} is {said(record, record.watermark)}; {due_after(connection, record)}"))
+        click.echo(printable(f"{job} is {said(record.watermark, record.timezone)}; {due_after(connection, record)}"))
 
 
-@watermark.command("set")
-@click.argument("job")
+@watermark.command("set", cls=Risky)
+@job_argument()
 @click.argument("position")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done again, or skipped.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@whose
-def set_watermark(job: str, position: str, dry_run: bool, yes: bool, by: str | None, reason: str | None) -> None:
+def set_watermark(job: str, position: str, dry_run: bool, operator: Operator) -> None:
     """Let JOB go on at POSITION.
 
     Of a job that is due by time it is a time. Of NewRows it is `beginning`, `end` (all that is there is skipped), or
     `after:KEY` (the rows up to the one with that key are done). It is refused while a run is at work.
     """
-    operator = operator_of(by, reason)
-    with db.connect(database.from_environment(), application_name="gaffer:watermark") as connection:
-        migrate.verify(connection)
+    with opened() as connection:
         record = jobs.get(connection, job)
         move = plan_move(connection, record, position)
-        since, to = said(record, record.watermark), said(record, move.to)
+        since, to = said(record.watermark, record.timezone), said(move.to, record.timezone)
         click.echo(printable(f"{job} is {since}, and will be {to}: {move.means}"))
         if dry_run:
             return
-        if not yes:
-            confirm("Set it?")
+        confirm("Set it?")
         watermarks.set_position(connection, job, record.watermark, move.to, move.cluster, operator)
     click.echo(f"{job} goes on there")
 
 
-@watermark.command("adopt")
-@click.argument("names", metavar="[JOB]...", nargs=-1)
+@watermark.command("adopt", cls=Risky)
+@click.argument("names", metavar="[JOB]...", nargs=-1, shell_complete=complete_jobs)
 @click.option("--dry-run", is_flag=True, help="Only say what would become of each job.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@whose
-def adopt_database(names: tuple[str, ...], dry_run: bool, yes: bool, by: str | None, reason: str | None) -> None:
+def adopt_database(names: tuple[str, ...], dry_run: bool, operator: Operator) -> None:
     """Go on with a database that was restored, or copied: all its jobs, or these.
 
     Run it after the restore, before anybody writes. What was done when the backup was made stays done, and what was
@@ -73,23 +71,20 @@ def adopt_database(names: tuple[str, ...], dry_run: bool, yes: bool, by: str | N
     another cluster counted are moved to numbers of this one, and so are the rows of their tables, which are rewritten.
     It is refused while a run is at work, and where it cannot be known which rows are done.
     """
-    operator = operator_of(by, reason)
-    with db.connect(database.from_environment(), application_name="gaffer:watermark") as connection:
-        migrate.verify(connection)
+    with opened() as connection:
         plan = adopt.plan(connection, names)
         for each in plan.jobs:
             click.echo(f"{each.job}: {_adopted(each)}")
         for table, rows in plan.rewritten:
             click.echo(
-                f"{table}: {count(rows, 'row')} {'is' if rows == 1 else 'are'} rewritten, and nobody can write to it "
+                f"{table}: {counted(rows, 'row')} {'is' if rows == 1 else 'are'} rewritten, and nobody can write to it "
                 "meanwhile"
             )
         if dry_run:
             return
-        if not yes:
-            confirm("Adopt this database?")
+        confirm("Adopt this database?")
         adopt.adopt(connection, names, operator)
-    click.echo(f"adopted: {len(plan.jobs)} job{'' if len(plan.jobs) == 1 else 's'}")
+    click.echo(f"adopted: {counted(len(plan.jobs), 'job')}")
 
 
 def _adopted(job: adopt.Adoption) -> str:

@@ -23,6 +23,7 @@ class JobRecord:
     """A row of `gaffer.job` with the live lease beside it, as it was at `seen_at` of the database's clock.
 
     `held_since`: since when something waits for what is open elsewhere; `held_by_since`: since when that is `held_by`.
+    `pruned_until`: what became of ticks up to here is not known any more.
     """
 
     name: str
@@ -52,6 +53,7 @@ class JobRecord:
     held_by: HeldBy | None
     held_by_since: datetime | None
     watermark: Position | None
+    pruned_until: datetime | None
 
     @cached_property
     def schedule(self) -> Schedule | None:

@@ -10,8 +10,9 @@ from gaffer_dagster.domain.lease import clocks_apart
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.zone_data import zone_data
 from gaffer_dagster.errors import ClockSkewError, RenamedJobError
-from gaffer_dagster.store import db, jobs, migrate
+from gaffer_dagster.store import db, jobs, migrate, operations
 from gaffer_dagster.store.jobs import Registration
+from gaffer_dagster.store.operations import Operator
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,12 @@ def register_all(
     definitions: Iterable[Definition],
     *,
     new: Collection[str] = (),
+    operator: Operator | None = None,
     worker_clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
 ) -> list[str]:
     """Makes the jobs known, and returns the names of those that were not, or not so. `new`: jobs that are no renamed
-    ones though they do the work of others. Raises `ClockSkewError`, and `RenamedJobError` once all others are known."""
+    ones though they do the work of others; `operator`: who asked for it, where somebody did. Raises `ClockSkewError`,
+    and `RenamedJobError` once all others are known."""
     found = {definition.spec.name: definition for definition in definitions}
     now = migrate.verify(connection)
     apart = clocks_apart(now, worker_clock())
@@ -55,6 +58,8 @@ def register_all(
             try:
                 with db.impatient(connection):
                     jobs.register(connection, definition.spec, wanted)
+                    if operator is not None:
+                        operations.note(connection, name, "register", operator, {"as_new": name in new})
             except RenamedJobError as error:
                 refused.append(error)
             else:

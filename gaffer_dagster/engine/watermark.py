@@ -33,13 +33,13 @@ def kind_of(record: JobRecord) -> NewRows | EachInterval | Elapsed:
     return due
 
 
-def said(record: JobRecord, position: Position | None) -> str:
+def said(position: Position | None, timezone: str) -> str:
     """A position in words, such as "at 2027-03-01T00:00:00+01:00"."""
     if position is None:
         return "at the beginning"
     until = TimePosition.until_of(position)
     if until is not None:
-        return f"at {show_local(until, record.timezone)}"
+        return f"at {show_local(until, timezone)}"
     if "cursor" in position:
         return f"just after row {position['key']} of {position['cursor']} (UTC)"
     return rows_said(position)

@@ -42,7 +42,6 @@ BEGIN: LiteralString = "begin isolation level read committed; "
 Row = TypeVar("Row")
 
 _LIVENESS: dict[str, Any] = {
-    "connect_timeout": 5,
     "keepalives": 1,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -90,9 +89,20 @@ def describe(url: str) -> str:
     return f"{parts.get('user', '')}@{host}:{parts.get('port', 5432)}/{parts.get('dbname', '')}"
 
 
-def connect(url: str, *, application_name: str) -> Connection:
-    """A new connection of its own, never pooled. Raises `DatabaseUnavailableError` when there is none to be had."""
-    parts = _LIVENESS | parse_url(url)
+def for_psql(url: str) -> tuple[str, dict[str, str]]:
+    """The same database for a program of libpq's: the words for its command line, which others can read, and what goes
+    into its environment."""
+    parts = parse_url(url)
+    variables = {"PGPASSWORD": parts.pop("password", None), "PGPASSFILE": parts.pop("passfile", None)}
+    parts.pop("sslpassword", None)  # it has no variable; psql asks
+    given = {name: str(value) for name, value in variables.items() if value is not None}
+    return conninfo.make_conninfo("", **parts), given
+
+
+def connect(url: str, *, application_name: str, patience: int = 5) -> Connection:
+    """A new connection of its own, never pooled. Raises `DatabaseUnavailableError` when there is none to be had, after
+    that many seconds unless the URL says another number."""
+    parts: dict[str, Any] = _LIVENESS | {"connect_timeout": patience} | parse_url(url)
     parts["client_encoding"] = "utf8"
     parts["application_name"] = application_name[:63]
     try:

@@ -9,6 +9,7 @@ from datetime import datetime
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
+from gaffer_dagster.domain.close import meant
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.ledger import History, Pause, Period, open_tick
 from gaffer_dagster.domain.spec import JobSpec, schedule_from_json
@@ -117,7 +118,7 @@ def status(connection: db.Connection, job: str | None = None) -> list[JobRecord]
                    case when l.lease_id is not null then l.owner end as owner,
                    case when l.lease_id is not null then l.lease_until end as lease_until,
                    r.outcome as last_outcome, r.started_at as last_started_at, r.backlog, w.position as watermark,
-                   j.held_since, j.held_by, j.held_by_since
+                   j.held_since, j.held_by, j.held_by_since, j.pruned_until
               from gaffer.job j
               join lateral (select * from gaffer.job_lease where job = j.name
                              order by lease_id is null, lease_until desc, slot limit 1) l on true
@@ -132,6 +133,11 @@ def status(connection: db.Connection, job: str | None = None) -> list[JobRecord]
         ).fetchall()
 
 
+def names(connection: db.Connection) -> list[str]:
+    """Of every job that is known."""
+    return [name for (name,) in connection.execute("select name from gaffer.job order by name")]
+
+
 def find(connection: db.Connection, job: str) -> JobRecord | None:
     found = status(connection, job)
     return found[0] if found else None
@@ -142,7 +148,7 @@ def get(connection: db.Connection, job: str) -> JobRecord:
     found = find(connection, job)
     if found is None:
         raise UnknownJobError(
-            f"no job {job!r} is known to this database (see: gaffer status); a job is made known by its first run, by "
-            "Dagster's sensor, or by: gaffer register"
+            f"no job {job!r} is known to this database{meant(job, names(connection))} (see: gaffer status); a job is "
+            "made known by its first run, by Dagster's sensor, or by: gaffer register"
         )
     return found

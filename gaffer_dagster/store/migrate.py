@@ -23,7 +23,8 @@ from gaffer_dagster.errors import (
     SchemaAheadError,
     SchemaBehindError,
 )
-from gaffer_dagster.store import db
+from gaffer_dagster.store import db, operations
+from gaffer_dagster.store.operations import Operator
 
 _LOCK = 0x6761666665720001  # "gaffer", 1
 
@@ -113,8 +114,9 @@ def pending(connection: db.Connection) -> list[Migration]:
     return [migration for migration in known.values() if migration.number not in done]
 
 
-def migrate(connection: db.Connection) -> list[Migration]:
-    """Applies what is pending, once, however many do it at the same time. Returns what was applied here."""
+def migrate(connection: db.Connection, operator: Operator | None = None) -> list[Migration]:
+    """Applies what is pending, once, however many do it at the same time. Returns what was applied here. `operator`:
+    who asked for it, where somebody did."""
     try:
         with connection.transaction():
             connection.execute("set transaction isolation level read committed")  # to see what was done while we waited
@@ -132,6 +134,9 @@ def migrate(connection: db.Connection) -> list[Migration]:
                 )
             if todo:
                 connection.execute(_NOTHING_FOR_PUBLIC)
+            if todo and operator is not None:
+                numbers = [migration.number for migration in todo]
+                operations.note(connection, None, "migrate", operator, {"migrations": numbers})
             return todo
     except pg.LockNotAvailable:
         raise DatabaseUnavailableError(

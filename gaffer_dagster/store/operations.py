@@ -1,13 +1,15 @@
-"""What people do to a job, each with its row in `gaffer.operator_action`."""
+"""What people do to a job, each with its row in `gaffer.operator_action`; and those rows."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from psycopg import errors as pg
 from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
 from typing_extensions import LiteralString
 
 from gaffer_dagster.domain.due import Window
@@ -22,6 +24,44 @@ class Operator:
 
     by: str
     reason: str | None
+
+
+def note(
+    connection: db.Connection, job: str | None, action: str, operator: Operator, details: Mapping[str, Any]
+) -> None:
+    """Keeps what was done by other means than a function of its own. `details` names what it was done to, where that
+    is no job."""
+    connection.execute(
+        "select gaffer.note_operation(%s, %s, %s, %s, %s)",
+        [job, action, operator.by, operator.reason, Jsonb(dict(details))],
+    )
+
+
+@dataclass(frozen=True)
+class Action:
+    """A row of `gaffer.operator_action`. `job` is None where it was done to what `details` names."""
+
+    id: int
+    at: datetime
+    by: str
+    reason: str | None
+    action: str
+    job: str | None
+    details: Mapping[str, Any]
+
+
+def actions(connection: db.Connection, of: str | None, limit: int) -> list[Action]:
+    """The newest first, of all or of one job, table or watch."""
+    with connection.cursor(row_factory=class_row(Action)) as cursor:
+        return cursor.execute(
+            """
+            select id, at, by, reason, action, job, details
+              from gaffer.operator_action
+             where %(of)s::text is null or job = %(of)s or details ->> 'table' = %(of)s or details ->> 'watch' = %(of)s
+             order by id desc limit %(limit)s
+            """,
+            {"of": of, "limit": limit},
+        ).fetchall()
 
 
 def pause(

@@ -5,7 +5,7 @@
 --   job_lease        who may write for a job: one row for each slot, with the fence that decides at COMMIT
 --   job_watermark    how far the job has got; moves only in the transaction that also carries the batch's writes
 --   job_runs         one row for each attempt that reached the database
---   operator_action  who did what to which job, and why
+--   operator_action  who did what to which job (or table, watch, database), and why
 --   watch, alert, …  who looks for silence, and what was found: 0004_alerts.sql
 --   job_item         rows that failed and are tried again, or were given up: 0008_items.sql
 --   migration        which of these files were applied
@@ -70,6 +70,7 @@ create table gaffer.job (
     returned_at          timestamptz[] not null default '{}',  -- when the version before came back: the newest ten
     vanished_at          timestamptz,      -- nobody who defined it defines it any more
     retired_at           timestamptz,      -- it is not meant to run any more
+    pruned_until         timestamptz,      -- runs that began, or covered ticks, up to here may have been removed
     muted_until          timestamptz,
     pinged_at            timestamptz,      -- the last success that its heartbeat was sent for
     runs_ended           bigint not null default 0,
@@ -158,7 +159,7 @@ create unique index job_runs_running on gaffer.job_runs (job, slot) where outcom
 
 create table gaffer.operator_action (
     id      bigint generated always as identity primary key,
-    job     text not null references gaffer.job (name) on update cascade,
+    job     text references gaffer.job (name) on update cascade,  -- null: it was done to what `details` names
     action  text not null,
     at      timestamptz not null,
     by      text not null,

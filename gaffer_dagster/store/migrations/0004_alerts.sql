@@ -142,11 +142,12 @@ begin
     update gaffer.alert set acked_at = gaffer.clock(), acked_by = p_by, ack_reason = p_reason
      where id = p_alert and resolved_at is null
     returning * into v_alert;
-    if v_alert.job is not null then
-        insert into gaffer.operator_action (job, action, at, by, reason, details)
-        values (v_alert.job, 'ack', gaffer.clock(), p_by, p_reason, jsonb_build_object('alert', p_alert));
+    if not found then
+        return false;
     end if;
-    return v_alert.id is not null;
+    perform gaffer.note_operation(v_alert.job, 'ack', p_by, p_reason, jsonb_strip_nulls(jsonb_build_object(
+        'alert', p_alert, 'kind', v_alert.kind, 'watch', v_alert.watch)));
+    return true;
 end $$;
 
 -- Until then nothing is sent of the job's incidents; they are kept all the same. Null: speak again.
@@ -177,6 +178,7 @@ begin
     if found then
         update gaffer.alert set resolved_at = gaffer.clock(), details = details || '{"over": "retired"}'
          where watch = p_name and resolved_at is null;
+        perform gaffer.note_operation(null, 'retire', p_by, p_reason, jsonb_build_object('watch', p_name));
         return;
     end if;
     select array_agg(name order by name) into v_by from gaffer.watch where p_name = any (jobs);

@@ -12,7 +12,7 @@ create index job_runs_of_dagster on gaffer.job_runs (dagster_run_id);
 -- Records a run of which gaffer.job_runs has nothing, as `failed`, and counts it. Recorded, and not counted, is one
 -- that began in a pause; that ended in a stretch in which nobody looked, since the database was away then, most likely;
 -- that ended before a success; or whose tick has been counted. After an outage the next run is wanted at once. Null: it
--- is known, or was none of the job's.
+-- is known, was none of the job's, or is so old that its row may have been removed.
 create function gaffer.learn_run(
     p_job text, p_dagster_run_id text, p_trigger text, p_tick timestamptz, p_started_at timestamptz,
     p_ended_at timestamptz, p_spec_hash text, p_error text
@@ -32,7 +32,7 @@ begin
     perform gaffer.raise_durability();
     -- Whoever learns of it at the same time waits here, and then finds it known.
     select * into v_job from gaffer.job where name = p_job for no key update;
-    if not found or v_ended_at < v_job.first_seen_at
+    if not found or v_ended_at < v_job.first_seen_at or v_started_at <= v_job.pruned_until
        or exists (select from gaffer.job_runs where job = p_job and dagster_run_id = p_dagster_run_id) then
         return null;
     end if;

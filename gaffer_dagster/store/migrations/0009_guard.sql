@@ -32,10 +32,6 @@ create table gaffer.truncated_table (
 );
 
 -- A table that any job may write has no job to be noted at.
-alter table gaffer.operator_action
-    alter column job drop not null,
-    add check (job is not null or action in ('protect', 'unprotect', 'write'));
-
 create function gaffer.note_action(p_table gaffer.protected_table, p_action text, p_by text, p_reason text) returns void
 language sql
 set search_path = pg_catalog, pg_temp
