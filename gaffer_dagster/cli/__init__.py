@@ -17,7 +17,9 @@ import click
 from gaffer_dagster import __version__
 from gaffer_dagster.cli import (
     alerts,
+    dagster,
     database,
+    doctor,
     items,
     metrics,
     operate,
@@ -110,3 +112,5 @@ main.add_command(watermark.watermark)
 main.add_command(database.migrate)
 main.add_command(database.prepare)
 main.add_command(database.db)
+main.add_command(doctor.doctor)
+main.add_command(dagster.dagster)

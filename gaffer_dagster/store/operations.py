@@ -81,6 +81,11 @@ def retire(connection: db.Connection, name: str, operator: Operator) -> None:
     _call(connection, "select gaffer.retire(%s, %s, %s)", name, operator.by, operator.reason)
 
 
+def note_pool(connection: db.Connection, job: str, before: int | None, after: int | None, operator: Operator) -> None:
+    """How many of the job's runs Dagster lets be at work has changed (None: there is no limit)."""
+    _call(connection, "select gaffer.note_pool(%s, %s, %s, %s, %s)", job, before, after, operator.by, operator.reason)
+
+
 def change_items(
     connection: db.Connection, job: str, action: str, keys: list[str] | None, operator: Operator
 ) -> list[str]:

@@ -127,3 +127,14 @@ begin
     insert into gaffer.operator_action (job, action, at, by, reason, details)
     values (p_new, 'rename', gaffer.clock(), p_by, p_reason, jsonb_build_object('from', p_old));
 end $$;
+
+-- Dagster keeps how many runs of a job it lets be at work; who changed that is noted here. A job that is not known yet
+-- has nothing to be noted at.
+create function gaffer.note_pool(p_job text, p_from integer, p_to integer, p_by text, p_reason text) returns void
+language sql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    insert into gaffer.operator_action (job, action, at, by, reason, details)
+    select name, 'pool', gaffer.clock(), p_by, p_reason, jsonb_build_object('from', p_from, 'to', p_to)
+      from gaffer.job where name = p_job
+$$;
