@@ -94,6 +94,10 @@ def _adopted(of: Mapping[str, Any]) -> str:
     return f"adopted after a restore, fences {of['gap']:,} ahead{moved}"
 
 
+def _limit(limit: int | None) -> str:
+    return "none" if limit is None else str(limit)
+
+
 def _pruned(of: Mapping[str, Any]) -> str:
     return (
         f"pruned {counted(of['runs'], 'run')} and {counted(of['alerts'], 'incident')} of before "
@@ -122,4 +126,6 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "prepare": lambda of: f"table {of['table']} prepared",
     "migrate": lambda of: f"tables migrated to {max(of['migrations'])}",
     "prune": _pruned,
+    "redo": lambda of: f"interval from {of['since']} to {of['until']} done once more",
+    "set pool": lambda of: f"limit of pool {of['pool']} set from {_limit(of['from'])} to {_limit(of['to'])}",
 }

@@ -12,7 +12,6 @@ from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 from typing_extensions import LiteralString
 
-from gaffer_dagster.domain.due import Window
 from gaffer_dagster.domain.lease import Held
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db
@@ -132,14 +131,6 @@ def change_items(
             "select gaffer.change_items(%s, %s, %s, %s, %s)", [job, action, keys, operator.by, operator.reason]
         )
         return [key for (key,) in found]
-
-
-def note_redo(connection: db.Connection, job: str, window: Window, operator: Operator) -> None:
-    """Somebody lets an interval be done once more: `gaffer.job_runs` says how that went."""
-    _call(
-        connection, "select gaffer.note_redo(%s, %s, %s, %s, %s)", job, window.since, window.until, operator.by,
-        operator.reason,
-    )  # fmt: skip
 
 
 def _call(connection: db.Connection, statement: LiteralString, *parameters: object) -> Any:

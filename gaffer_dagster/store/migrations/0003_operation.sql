@@ -138,14 +138,3 @@ begin
     insert into gaffer.operator_action (job, action, at, by, reason, details)
     values (p_new, 'rename', gaffer.clock(), p_by, p_reason, jsonb_build_object('from', p_old));
 end $$;
-
--- Somebody lets this interval be done once more.
-create function gaffer.note_redo(
-    p_job text, p_since timestamptz, p_until timestamptz, p_by text, p_reason text
-) returns void
-language sql security definer
-set search_path = pg_catalog, pg_temp
-as $$
-    insert into gaffer.operator_action (job, action, at, by, reason, details)
-    values (p_job, 'redo', gaffer.clock(), p_by, p_reason, jsonb_build_object('since', p_since, 'until', p_until))
-$$;
