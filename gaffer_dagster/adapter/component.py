@@ -179,10 +179,13 @@ class GafferComponent(dg.Component, dg.Resolvable):
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Its asset. The first component of the code location also brings what there is one of, the sensor, which needs
         all jobs; and with it the jobs, schedules and checks of all."""
-        together = self._together(context)
+        # In no folder, as in `dg.build_defs_for_component`, it is alone.
+        is_in_folder = getattr(context.component_loc, "instance_key", None) is not None
+        together = self._together(context) if is_in_folder else [self]
         if together[0] is not self:
             return dg.Definitions(assets=[self.asset])
-        _check_files(context)
+        if is_in_folder:
+            _check_files(context)
         built = build_definitions(
             *(each.asset for each in together), resources={each.database: each.resource for each in together}
         )
@@ -197,8 +200,6 @@ class GafferComponent(dg.Component, dg.Resolvable):
 
     def _together(self, context: dg.ComponentLoadContext) -> "Sequence[GafferComponent]":
         """The components of the code location, in the order of their files."""
-        if getattr(context.component_loc, "instance_key", None) is None:
-            return [self]  # it is in no folder, as in `dg.build_defs_for_component`
         found = context.component_tree.get_all_components(of_type=GafferComponent)
         if found and not any(each is self for each in found):
             raise BadSpecError(
@@ -230,8 +231,8 @@ def _check_files(context: dg.ComponentLoadContext) -> None:
     _looking.add(id(tree))
     try:
         for decl in cast("Any", tree.find_root_decl()).iterate_all_component_decls():
-            path = getattr(decl.loc, "file_path", Path())
-            if path.suffix == ".py" and not any(decl.iterate_child_component_decls()):
+            path, part = getattr(decl.loc, "file_path", Path()), getattr(decl.loc, "instance_key", None)
+            if path.suffix == ".py" and part is None and not any(decl.iterate_child_component_decls()):
                 _check_file(path, context.build_defs(decl.loc))
     finally:
         _looking.discard(id(tree))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import dagster as dg
 from pydantic import BaseModel, Field
@@ -19,7 +19,7 @@ attributes:
     new_rows: # or pending_rows, each_interval, elapsed
       table: {table}
       key: {key}
-{work}"""
+{does}"""
 _SQL = """\
   sql: | # one statement, which reads what is due as `due`
     insert into {name} select * from due
@@ -46,7 +46,7 @@ def load(context: dg.ComponentLoadContext) -> gd.GafferComponent:
         name="{name}",
         schedule=gd.Schedule("{cron}", timezone="{timezone}"),
         due=gd.NewRows("{table}", key="{key}"),
-        {work},
+        {does},
     )
 """
 _SQL_OF_COMPONENT = 'sql="insert into {name} select * from due"'
@@ -57,7 +57,9 @@ class GafferScaffoldParams(BaseModel):
     key: str = Field("id", description="A column of it that is unique and never null.")
     cron: str = Field("@hourly", description="When to wake the job.")
     timezone: str = Field("UTC", description="The zone in which the cron is meant.")
-    python: bool = Field(False, description="Do the work in a Python function, which is written too; else in SQL.")
+    work: Literal["sql", "python"] = Field(
+        "sql", description="`sql`, or `python` for a function, which is written too."
+    )
 
 
 class GafferScaffolder(dg.Scaffolder[GafferScaffoldParams]):
@@ -67,17 +69,17 @@ class GafferScaffolder(dg.Scaffolder[GafferScaffoldParams]):
 
     def scaffold(self, request: dg.ScaffoldRequest[GafferScaffoldParams]) -> None:
         folder = request.target_path.parent if request.append else request.target_path
-        params = request.params
+        is_python = request.params.work == "python"
         name = re.sub(r"\W", "_", folder.name.lower(), flags=re.ASCII)
-        words: dict[str, Any] = {"type": request.type_name, "name": name, **params.model_dump()}
-        if params.python:
+        words: dict[str, Any] = {"type": request.type_name, "name": name, **request.params.model_dump()}
+        if is_python:
             (folder / "work.py").write_text(_WORK.format(**words))
         if request.scaffold_format == "python":
-            words["imports"] = "\nfrom .work import {name}\n".format(**words) if params.python else ""
-            words["work"] = f"function={name}" if params.python else _SQL_OF_COMPONENT.format(**words)
+            words["imports"] = "\nfrom .work import {name}\n".format(**words) if is_python else ""
+            words["does"] = f"function={name}" if is_python else _SQL_OF_COMPONENT.format(**words)
             (folder / "component.py").write_text(_COMPONENT.format(**words))
             return
-        words["work"] = (_FUNCTION if params.python else _SQL).format(**words)
+        words["does"] = (_FUNCTION if is_python else _SQL).format(**words)
         path = request.target_path if request.append else folder / "defs.yaml"
         with path.open("a" if request.append else "w") as file:
             file.write(("---\n" if request.append else "") + _YAML.format(**words))
