@@ -66,10 +66,14 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of ours
+    __getattr__ = _load
 
 
 def __dir__() -> list[str]:
@@ -79,8 +83,8 @@ def __dir__() -> list[str]:
 
 def _loads(name: str) -> bool:
     try:
-        __getattr__(name)
+        _load(name)
     except Exception as error:
-        warnings.warn(f"gaffer_dagster.{name} cannot be loaded: {error}", __getattr__("GafferWarning"), stacklevel=3)
+        warnings.warn(f"gaffer_dagster.{name} cannot be loaded: {error}", _load("GafferWarning"), stacklevel=3)
         return False
     return True

@@ -516,7 +516,7 @@ def test_the_jobs_of_the_example_run(example: Path, url: str) -> None:
         accepted(run_dg(example, "launch", "--job", job, GAFFER_DATABASE_URL=url))
     assert jobs.query(url, "select carrier, flights from carriers order by 1") == [("C0", 10), ("C1", 10), ("C2", 10)]
     assert jobs.query(url, "select count(*), min(minutes) from delays") == [(15, 16)]
-    assert jobs.query(url, "select job, outcome, items from gaffer.job_runs order by run_id") == [
+    assert jobs.query(url, "select job, outcome, items from gaffer.job_runs order by id") == [
         ("carriers", "succeeded", 30),
         ("delays", "succeeded", 15),
     ]
