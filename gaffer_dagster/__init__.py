@@ -5,11 +5,13 @@ Names load when they are first used, so that the `gaffer` command starts without
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gaffer_dagster.adapter.assets import gaffer_asset
+    from gaffer_dagster.adapter.component import GafferComponent
     from gaffer_dagster.adapter.definitions import build_definitions
     from gaffer_dagster.adapter.resource import GafferResource
     from gaffer_dagster.domain.alert import Alerts
@@ -29,6 +31,7 @@ __all__ = [
     "Bounds",
     "EachInterval",
     "Elapsed",
+    "GafferComponent",
     "GafferError",
     "GafferResource",
     "GafferWarning",
@@ -48,6 +51,7 @@ _HOMES = {
     "Bounds": "domain.bounds",
     "EachInterval": "domain.due",
     "Elapsed": "domain.due",
+    "GafferComponent": "adapter.component",
     "GafferError": "errors",
     "GafferResource": "adapter.resource",
     "GafferWarning": "errors",
@@ -62,11 +66,25 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
+if not TYPE_CHECKING:  # a type checker would take every name for one of ours
+    __getattr__ = _load
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    # `dg` takes each name that is listed here, and would stop, for all packages, at one that cannot be loaded.
+    return sorted({*globals(), *filter(_loads, __all__)})
+
+
+def _loads(name: str) -> bool:
+    try:
+        _load(name)
+    except Exception as error:
+        warnings.warn(f"gaffer_dagster.{name} cannot be loaded: {error}", _load("GafferWarning"), stacklevel=3)
+        return False
+    return True

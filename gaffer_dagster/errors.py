@@ -112,9 +112,11 @@ class LocalPostgresError(GafferError):
 
 
 def _place() -> str:
+    ours = __name__.partition(".")[0]
     for frame, line in traceback.walk_stack(None):
         package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if package != __name__.partition(".")[0]:
-            is_library = package in ("dagster", "click") or package in sys.stdlib_module_names
-            return "" if is_library else f"{frame.f_code.co_filename}:{line}"
+        if package in ("dagster", "click"):  # which call us: there is no line of a user's
+            return ""
+        if package != ours and package not in sys.stdlib_module_names:
+            return f"{frame.f_code.co_filename}:{line}"
     return ""

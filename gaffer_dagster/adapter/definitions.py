@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
+from dagster.components.definitions import LazyDefinitions
 
 from gaffer_dagster.adapter import assets, checks, operate, schedules, sensors
 from gaffer_dagster.adapter.assets import GafferJob
@@ -83,6 +84,8 @@ def find_jobs(module: ModuleType) -> dict[str, Runnable]:
     values: list[Any] = list(vars(module).values())
     resources: dict[str, Any] = {}
     for value in list(values):
+        if isinstance(value, LazyDefinitions):  # as `@dg.definitions` makes, which stands in each project of dg
+            value = cast("dg.Definitions", value())
         if isinstance(value, dg.Definitions):
             resources.update(value.resources or {})
             values.extend(value.assets or [])

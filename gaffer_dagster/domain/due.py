@@ -26,10 +26,10 @@ LONGEST = timedelta(days=3653)
 class NewRows:
     """The rows that were added to `table` (or changed, if it was prepared so), each once, in commit order.
 
-    `table`: its name, qualified or not, as in SQL. `key`: a column that is unique and never null. `settle="snapshot"`
-    (the default): a row is due once nobody can commit a row before it any more, which takes the column that
-    `gaffer prepare` adds. `where`: an SQL condition on the row; rows that do not fulfil it when they are due are
-    passed over for good.
+    `table`: its name, qualified or not, as in SQL. `key`: a column that is unique and never null. `settle`: with
+    `"snapshot"` (the default) a row is due once nobody can commit a row before it any more, which takes the column that
+    `gaffer prepare` adds; beside `cursor` it is a duration. `where`: an SQL condition on the row; rows that do not
+    fulfil it when they are due are passed over for good. `start`: `"beginning"` is the only one so far.
 
     `cursor`: where the table cannot have that column, a column of type `timestamptz` or `date` that is never null, and
     `settle` a duration: rows come in the order of the cursor, then the key, and are due once their cursor is `settle`
@@ -111,10 +111,10 @@ class PendingRows:
     now()"`, after which it must not be pending any more; it commits with the work. A row that the function itself took
     out of `pending` is left as it is.
 
-    A row whose work raises is tried again after `backoff` (doubled with each attempt up to an hour, and spread), at
-    most `attempts` times in all, then it is parked: reported, and left alone until `gaffer items retry`. It neither
-    fails the rows beside it nor waits in front of them. A row whose process died with it is worked on alone from then
-    on, so that it is parked too.
+    A row whose work raises is tried again, and neither fails the rows beside it nor waits in front of them. `backoff`:
+    how long after its first attempt a row is tried again (doubled with each up to an hour, and spread). `attempts`: how
+    often it is tried in all; then it is parked: reported, and left alone until `gaffer items retry`. A row whose
+    process died with it is worked on alone from then on, so that it is parked too.
 
     Order: by `key`; a run that has rows to try again takes a page of them and a page of others in turn. `parallel`: how
     many runs may work side by side, each in a slot with its own lease; between them rows come in any order.
@@ -173,10 +173,11 @@ class PendingRows:
 class EachInterval:
     """One batch for each interval between two ticks, in order: of `cron` in the schedule's zone, or of the schedule.
 
-    An interval `[since, until)` is due `settle` after it ended, once every transaction that was open when it ended
-    is over. `start`, `until`: the bounds of the first and last interval (a date means the start of the local day);
-    left out: from the first tick after the job was first seen, and without end. A row that a transaction stamps with
-    an earlier time than the one at which it first wrote, and after `settle`, is outside.
+    `cron`: when intervals end; left out: at the schedule's ticks. `settle`: how long after its end an interval `[since,
+    until)` is due (1 min), once every transaction that was open when it ended is over. `start`, `until`: the bounds of
+    the first and last interval (a date means the start of the local day); left out: from the first tick after the job
+    was first seen, and without end. A row that a transaction stamps with an earlier time than the one at which it first
+    wrote, and after `settle`, is outside.
     """
 
     cron: str | None
@@ -212,15 +213,15 @@ class Elapsed:
     """One batch for all the time since the watermark, or one for each `slice` of it, in order.
 
     Time is due up to the newest tick of the job's schedule, not up to the instant, so that a second wake-up finds
-    nothing. As with `EachInterval`, it is handed out `settle` after it ended, once every transaction that was open
-    then is over. `start`: the instant to begin at (a date means the start of the local day); left out: the minute in
-    which the job was first seen. Before `start` nothing is due; once there is a watermark, that is where to go on.
+    nothing. `settle`: how long after its end it is handed out (1 min), once every transaction that was open then is
+    over. `start`: the instant to begin at (a date means the start of the local day); left out: the minute in which the
+    job was first seen. Before `start` nothing is due; once there is a watermark, that is where to go on.
 
-    Without `slice`, a run has one batch of `[since, newest tick)`, however long that is. After a failure the next
-    tick makes it longer, so it has no `batch.key`. With `slice` (a second at least), each whole `[since, since +
-    slice)` that ended by the newest tick is a batch, with the same bounds and `batch.key` in every attempt; what is
-    less than a slice waits for a later tick. A slice is real elapsed time, not the wall clock's: where that is set,
-    slices of 24 hours leave midnight. For local days take `EachInterval("@daily")`.
+    `slice`: how long each batch is (a second at least); left out: one batch of `[since, newest tick)`, however long
+    that is. After a failure the next tick makes that longer, so it has no `batch.key`. With a slice, each whole
+    `[since, since + slice)` that ended by the newest tick is a batch, with the same bounds and `batch.key` in every
+    attempt; what is less than a slice waits for a later tick. A slice is real elapsed time, not the wall clock's: where
+    that is set, slices of 24 hours leave midnight. For local days take `EachInterval("@daily")`.
     """
 
     slice: timedelta | None

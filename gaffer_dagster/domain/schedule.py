@@ -68,9 +68,12 @@ class Preview:
 class Schedule:
     """When a job wakes: one line of cron, or several whose ticks are merged, in an IANA time zone.
 
-    On a night of clock change a tick whose hour is named fires once: at the end of a missing hour (or not,
-    with `missing_hour="skip"`), in the second pass of a repeated one (or in the first, with
-    `repeated_hour="first"`). Where the hour is `*`, each real hour fires.
+    `cron`: one line of five fields, or a list of them; `H` is a number made from the job's name, and `@hourly`,
+    `@daily`, … are known. `timezone`: an IANA name, such as `Europe/Berlin`.
+
+    On a night of clock change a tick whose hour is named fires once, and where the hour is `*` each real hour fires.
+    `missing_hour`: a tick in the hour that the clock leaps over fires at its end (`"end"`), or not (`"skip"`).
+    `repeated_hour`: in the hour that comes twice it fires in the second pass (`"second"`), or in the `"first"`.
 
     Ticks are aware datetimes in UTC, from 1970 on. `cron` is kept in canonical form, so that two ways to
     write one line are equal. Raises `BadSpecError` where the text cannot be meant as written; the methods

@@ -35,13 +35,13 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 class JobSpec:
     """When a job wakes, what is due, and how much one run may do.
 
-    `name` is the job's identity in the database: lower case letters, digits and `_ . / -`, at most 128. A job without
-    a schedule runs only when asked to. `max_late`: a tick that a schedule's run finds older than this is skipped and
+    `name` is the job's identity in the database: lower case letters, digits and `_ . / -`, at most 128. A job without a
+    schedule runs only when asked to. `max_late`: a tick that a schedule's run finds older than this is skipped and
     recorded as `late`, and what was due waits for the next tick (what Kubernetes calls startingDeadlineSeconds); left
-    out, a late tick is always made up for. `exclusion="advisory"`: beside the fence, which decides at COMMIT, each
-    batch holds a transaction's advisory lock from its begin on (`gaffer.advisory_key`), which other programs can take
-    too. `protect`: tables that must be protected for this job (`gaffer protect`), or its runs refuse to work. Raises
-    `BadSpecError` for anything that cannot be meant.
+    out, a late tick is always made up for. `exclusion`: `"fence"`, which decides at COMMIT; with `"advisory"` each
+    batch holds a transaction's advisory lock beside it from its begin on (`gaffer.advisory_key`), which other programs
+    can take too. `protect`: tables that must be protected for this job (`gaffer protect`), or its runs refuse to work.
+    Raises `BadSpecError` for anything that cannot be meant.
     """
 
     name: str
