@@ -63,7 +63,10 @@ class Block:
 
 
 def blocks(text: str) -> Iterator[Block]:
+    """Also those within a comment, which prepare something that the reader has already."""
     for token in MarkdownIt().parse(text):
+        if token.type == "html_block":
+            yield from blocks(token.content.strip().removeprefix("<!--").removesuffix("-->"))
         if token.type == "code_block" and not token.content.startswith("./dev "):  # as CI itself calls it
             raise AssertionError(f"line {(token.map or [0])[0] + 1}: a block without a fence cannot be told from prose")
         if token.type == "fence":
