@@ -191,7 +191,9 @@ def _tables() -> str:
     text = "\n".join(scripts)
     tables = re.findall(r"^create table (gaffer\.\w+) (\(.*?^\);|\([^\n]*\);)", text, re.DOTALL | re.MULTILINE)
     views = re.findall(r"^create view (gaffer\.\w+)", text, re.MULTILINE)
-    said = dict(re.findall(r"^comment on (?:view|column) (gaffer\.[\w.]+) is\s+((?:'(?:[^']|'')*'\s*)+);", text, re.MULTILINE))
+    said = dict(
+        re.findall(r"^comment on (?:view|column) (gaffer\.[\w.]+) is\s+((?:'(?:[^']|'')*'\s*)+);", text, re.MULTILINE)
+    )
     said = {name: re.sub(r"'\s+'", "", told.strip()[1:-1]).replace("''", "'") for name, told in said.items()}
     parts = [
         "# Tables and views",

@@ -141,6 +141,7 @@ def _lines(notice: Notice) -> list[str]:
         lines.append(f"It was over at {_at(alert.details, alert.resolved_at)}, before this could be sent.")
     else:
         lines.append(f"What to do: {_cure(alert.details)}{words.cure.format(name=alert.job)}")
+        lines.append(f"Runbook: docs/runbook.md#{alert.kind}")
     return lines
 
 
