@@ -5,6 +5,7 @@
 It makes the tables `kill_orders` and `kill_invoices`, and this file is run a second time as the one that dies.
 """
 
+# ruff: noqa: S603, T201 — it tells a story
 import os
 import signal
 import subprocess

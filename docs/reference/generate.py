@@ -155,8 +155,9 @@ def _events() -> str:
         [
             "# Events and metadata",
             "## Log events\n\nOn the logger `gaffer`, as text or by `gaffer_dagster.engine.log.JsonFormatter` as JSON. "
-            "Each also has the fields of the run that it is of, such as `job`. A run that may not work says its outcome "
-            "(`busy`, `paused`, `late`) as the event; a notice says `alert opened`, `alert reminded` or `alert resolved`.",
+            "Each also has the fields of the run that it is of, such as `job`. A run that may not work says its "
+            "outcome (`busy`, `paused`, `late`) as the event; a notice says `alert opened`, `alert reminded` or "
+            "`alert resolved`.",
             "| event | level | fields |\n|---|---|---|\n" + "\n".join(rows),
             "## Metadata in Dagster\n\n" + "\n".join(f"- `{key}`" for key in keys),
         ]

@@ -38,7 +38,8 @@ def holder(url: str) -> int | None:
     found = jobs.query(
         url,
         """
-        select split_part(lease.owner, ':', 2)::int from gaffer.job_lease lease join gaffer.job_runs run using (lease_id)
+        select split_part(lease.owner, ':', 2)::int
+          from gaffer.job_lease lease join gaffer.job_runs run using (lease_id)
          where run.batches between 1 and 6
         """,
     )
