@@ -39,11 +39,19 @@ def _python() -> str:
     parts += [_definition(name, homes[name]) for name in sorted(homes, key=str.lower)]
     parts.append("## gaffer_dagster.testing\n\n" + _doc(_tree("gaffer_dagster.testing")))
     testing = importlib.import_module("gaffer_dagster.testing")
-    parts += [_definition(name, getattr(testing, name).__module__, "###") for name in sorted(testing.__all__)]
+    for name in sorted(testing.__all__, key=str.lower):
+        of = getattr(testing, name)
+        parts.append(_module(name, of.__name__) if inspect.ismodule(of) else _definition(name, of.__module__, "###"))
     parts.append("## gaffer_dagster.errors\n\n" + _doc(_tree("gaffer_dagster.errors")))
     errors = [node for node in _tree("gaffer_dagster.errors").body if isinstance(node, ast.ClassDef)]
     parts.append("| | |\n|---|---|\n" + "\n".join(f"| `{node.name}` | {_line(_doc(node))} |" for node in errors))
     return "\n\n".join(parts)
+
+
+def _module(name: str, module: str) -> str:
+    defined = [each.name for each in _tree(module).body if isinstance(each, (ast.FunctionDef, ast.ClassDef))]
+    public = [each for each in defined if not each.startswith("_")]
+    return "\n\n".join([f"### {name}", _doc(_tree(module)), *(_definition(each, module, "####") for each in public)])
 
 
 def _definition(name: str, module: str, mark: str = "##") -> str:
@@ -116,8 +124,11 @@ def _commands(command: click.Command, name: str) -> Iterator[str]:
         parts.append("| | |\n|---|---|\n" + "\n".join(f"| `{_option(each)}` | {_help(each)} |" for each in options))
     yield "\n\n".join(parts)
     if isinstance(command, click.Group):
-        for each in sorted(command.commands):
-            yield from _commands(command.commands[each], f"{name} {each}")
+        context = click.Context(command)
+        for each in command.list_commands(context):
+            found = command.get_command(context, each)  # which is loaded by now
+            if found is not None and not found.hidden:
+                yield from _commands(found, f"{name} {each}")
 
 
 def _argument(argument: click.Argument) -> str:
