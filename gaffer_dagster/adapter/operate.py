@@ -210,13 +210,8 @@ def _redo(asked: _Asked, connection: db.Connection) -> str:
             despite_pause=config["despite_pause"],
         ) as run:
             if not run.outcome.did_not_work:
-                operations.note(
-                    connection,
-                    asked.name,
-                    "redo",
-                    asked.operator,
-                    {"since": window.since.isoformat(), "until": window.until.isoformat()},
-                )
+                span = {"since": window.since.isoformat(), "until": window.until.isoformat()}
+                operations.note(connection, asked.name, "redo", asked.operator, span)
             run.apply(job.work)
     except Exception:
         if run is not None and run.record is not None:

@@ -141,6 +141,7 @@ def _lines(notice: Notice) -> list[str]:
         lines.append(f"It was over at {_at(alert.details, alert.resolved_at)}, before this could be sent.")
     else:
         lines.append(f"What to do: {what_to_do(alert.kind, alert.job, alert.details)}")
+        lines.append(f"Runbook: docs/runbook.md#{alert.kind}")
     return lines
 
 

@@ -6,7 +6,7 @@ What the fence says after the backticks decides:
     sql             psql does it, in one session that stays open; `sql a`, `sql b`: in sessions of these names.
                     `error`: it has to be refused
     python          is run as a script
-    python jobs.py  is written to that file and run once; `sql`, `yaml`, … with a file's name are written
+    python jobs.py  is written to that file, and run if no later block speaks of it; other files are written only
     text            is what the block before it printed: `…` stands for whatever is there (on a line of its own, for
                     any lines), and the width of blanks and tables does not count
     (nothing)       is a figure
@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +63,10 @@ class Block:
 
 
 def blocks(text: str) -> Iterator[Block]:
+    """Also those within a comment, which prepare something that the reader has already."""
     for token in MarkdownIt().parse(text):
+        if token.type == "html_block":
+            yield from blocks(token.content.strip().removeprefix("<!--").removesuffix("-->"))
         if token.type == "code_block" and not token.content.startswith("./dev "):  # as CI itself calls it
             raise AssertionError(f"line {(token.map or [0])[0] + 1}: a block without a fence cannot be told from prose")
         if token.type == "fence":
@@ -106,7 +109,7 @@ class Page:
         self._state.write_text("")
         (folder / "examples").symlink_to(ROOT / "examples")
 
-    def do(self, block: Block) -> None:
+    def do(self, block: Block, after: Sequence[Block]) -> None:
         if block.unrun is not None:
             read(block)
         elif block.language == "":
@@ -115,7 +118,8 @@ class Page:
             self._compare(block)
         elif block.file is not None:
             (self._folder / block.file).write_text(block.text)
-            if block.language == "python":
+            is_used = any(Path(block.file).stem in each.text for each in after if each.language in ("sh", "python"))
+            if block.language == "python" and not is_used:
                 self._said = self._shell(f"python {shlex.quote(block.file)}", 0)
         elif block.language == "python":
             (self._folder / ".block.py").write_text(block.text)
@@ -195,17 +199,16 @@ def pattern(shown: str) -> str:
 
 def run(text: str, folder: Path, url: str) -> int:
     """How many blocks there were. Raises `AssertionError` with the line of the one that is not as it says."""
-    count = 0
+    found = list(blocks(text))
     with _opened(folder, url) as page:
-        for block in blocks(text):
+        for number, block in enumerate(found, 1):
             try:
-                page.do(block)
+                page.do(block, found[number:])
             except (AssertionError, subprocess.SubprocessError, yaml.YAMLError) as error:
                 raise AssertionError(
                     f"line {block.line} ({' '.join([block.language, *block.words])}): {error}"
                 ) from error
-            count += 1
-    return count
+    return len(found)
 
 
 @contextmanager

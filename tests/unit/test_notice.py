@@ -74,6 +74,7 @@ def test_an_absence_is_said_as_it_is() -> None:
         "True since 2027-03-01 02:30Z (2027-02-28 21:30 in America/New_York); seen at 2027-03-01 02:30Z "
         "(2027-02-28 21:30 in America/New_York).",
         "What to do: see `gaffer status nightly` and `gaffer ticks nightly`; is Dagster's daemon alive?",
+        "Runbook: docs/runbook.md#absence",
         f"Key: {KEY}",
     ]
     assert (message.severity, message.recovery) == (Severity.ERROR, False)

@@ -1,0 +1,88 @@
+"""The documents are whole: linked, listed, one entry for each kind of incident, and little that is not run."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gaffer_dagster.domain.alert import Kind, Severity
+from tests.support import pages
+
+DOCS = pages.ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+EXAMPLES = [path for path in sorted((pages.ROOT / "examples").rglob("*")) if path.suffix in (".py", ".sh", ".sql")]
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_what_a_page_links_to_is_there(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?://)([^)]+)\)", page.read_text()):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_each_page_is_in_the_index() -> None:
+    listed = set(re.findall(r"\]\(([^)#]+)\)", (DOCS / "README.md").read_text()))
+    assert {str(page.relative_to(DOCS)) for page in PAGES} - {"README.md"} <= listed
+
+
+def entries() -> dict[str, str]:
+    """The runbook's entries."""
+    _, *found = re.split(r"^## ", (DOCS / "runbook.md").read_text(), flags=re.MULTILINE)
+    return {entry.partition("\n")[0]: entry for entry in found}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_the_runbook_has_an_entry_for_each_kind_of_incident(kind: Kind) -> None:
+    entry = entries()[str(kind)]
+    assert "**Look**" in entry
+    assert "**It is over**" in entry
+    assert ("A warning. **It means** that" in entry) == (kind.severity is Severity.WARNING)
+
+
+def test_the_runbook_knows_no_other_kind() -> None:
+    assert set(entries()) - {str(kind) for kind in Kind} == {"The first minute", "No kind at all"}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_read_at_one_look(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 60
+
+
+def test_what_is_not_run_is_little_and_known() -> None:
+    found = Counter(block.unrun for page in PAGES for block in pages.blocks(page.read_text()))
+    assert found.pop(None) > 100
+    assert found == {"install": 2, "browser": 2, "crontab": 4, "elsewhere": 4, "compose": 1, "kubernetes": 1}
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "reference" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    for name, text in generator().pages().items():
+        assert (DOCS / "reference" / name).read_text() == text, f"{name}: run ./dev reference"
+
+
+def test_each_variable_of_the_environment_is_in_the_reference() -> None:
+    code = "\n".join(path.read_text() for path in (pages.ROOT / "gaffer_dagster").rglob("*.py"))
+    page = (DOCS / "reference" / "environment.md").read_text()
+    for name in {name.rstrip("_") for name in re.findall(r"\bGAFFER_[A-Z_]+\b", code)} - {"GAFFER_RECEIVER_ONCALL"}:
+        assert f"`{name}" in page, name
