@@ -56,7 +56,7 @@ def test_only_what_a_command_needs_is_loaded(url: str, tmp_path: Path) -> None:
     jobs.run(jobs.spec("copied"), url)
     for words in (["status"], ["runs"], ["audit"], ["ticks", "copied"]):
         assert loaded(url, tmp_path, *words, "--json") == {"psycopg"}, words
-    assert loaded(url, tmp_path, "status") == {"psycopg", "rich"}
+    assert loaded(url, tmp_path, "status") == {"psycopg", "rich", "pendulum"}  # "5 minutes ago"
     assert loaded(url, tmp_path, "pause", "copied") == {"psycopg"}
 
 
