@@ -8,6 +8,7 @@ tell); 75 the database cannot be reached (try again);
 from __future__ import annotations
 
 import atexit
+import errno
 import io
 import os
 import sys
@@ -117,6 +118,10 @@ class Commands(click.Group):
             _fail(str(error), FAILED)
         except UnicodeEncodeError as error:  # bytes of the command line that are no text
             _fail(f"{error.object!r} is no text for a database ({error}); write it in UTF-8", FAILED)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # nobody listens any more, which click knows how to end
+                raise
+            _fail(f"{error}; make room, or name a place that this user may use", FAILED)
         except Exception as error:
             from gaffer_dagster.store import db  # loads the driver
 

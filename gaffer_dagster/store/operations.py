@@ -56,7 +56,8 @@ def actions(connection: db.Connection, of: str | None, limit: int) -> list[Actio
             """
             select id, at, by, reason, action, job, details
               from gaffer.operator_action
-             where %(of)s::text is null or job = %(of)s or details ->> 'table' = %(of)s or details ->> 'watch' = %(of)s
+             where %(of)s::text is null or job = %(of)s or details ->> 'watch' = %(of)s
+                or details ->> 'table' in (%(of)s, 'public.' || %(of)s)
              order by id desc limit %(limit)s
             """,
             {"of": of, "limit": limit},
