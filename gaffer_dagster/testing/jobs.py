@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ class Place:
             known = importlib.util.find_spec(self.module)
         except (ImportError, ValueError):
             known = None
-        if known is not None and known.origin == self.file:
+        if known is not None and known.origin is not None and os.path.abspath(known.origin) == self.file:
             return importlib.import_module(self.module)
         # Where it is not on the path, as pytest's importlib mode has it, or shadowed there.
         spec = importlib.util.spec_from_file_location(self.module, self.file)
@@ -130,17 +131,17 @@ def place_of(job: Job, work: Work | None) -> Place:
             raise BadInputError(f"job {job.name!r} is a JobSpec, which has no function; give it as work=")
         module, name = sys.modules.get(work.__module__), str(getattr(work, "__qualname__", ""))
         if module is not None and module.__file__ is not None and name and "<" not in name:
-            return Place(module.__name__, module.__file__, name, job)
+            return Place(module.__name__, os.path.abspath(module.__file__), name, job)
         raise BadInputError(
             f"the function of job {job.name!r} is run in other processes, which cannot find {name!r}; define it at the "
             "top of a module"
         )
     defined = importlib.import_module("gaffer_dagster.adapter.assets").job_of(job)
     likely = sys.modules.get(getattr(defined.work, "__module__", ""))
-    for module in [likely, *sys.modules.values()]:
+    for module in [likely, *list(sys.modules.values())]:
         file = getattr(module, "__file__", None)
         if module is not None and file is not None and _assets_in(module).get(defined.spec.name) is job:
-            return Place(module.__name__, file, defined.spec.name)
+            return Place(module.__name__, os.path.abspath(file), defined.spec.name)
     raise BadInputError(
         f"the asset {defined.spec.name!r} is run in other processes, which cannot find it; define it at the top of a "
         "module (a list or dict there will do), or take it from a file: job_in('jobs.py', 'NAME')"
