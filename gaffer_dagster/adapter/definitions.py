@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, cast
@@ -81,22 +81,29 @@ class Runnable:
 
 def find_jobs(module: ModuleType) -> dict[str, Runnable]:
     """The jobs that a module defines, by name."""
-    values: list[Any] = list(vars(module).values())
+    values = list(values_in(module))
     resources: dict[str, Any] = {}
-    for value in list(values):
-        if isinstance(value, LazyDefinitions):  # as `@dg.definitions` makes, which stands in each project of dg
-            value = cast("dg.Definitions", value())
+    for value in values:
         if isinstance(value, dg.Definitions):
             resources.update(value.resources or {})
-            values.extend(value.assets or [])
-        elif isinstance(value, (list, tuple, set)):
-            values.extend(value)  # pyright: ignore[reportUnknownArgumentType]
-        elif isinstance(value, dict):
-            values.extend(value.values())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
     jobs = [assets.job_of(value) for value in values if assets.is_gaffer_asset(value)]
     for job in jobs:
         job.known.update(other.spec.name for other in jobs)
     return {job.spec.name: Runnable(job, resources.get(job.database)) for job in jobs}
+
+
+def values_in(module: ModuleType) -> Iterator[Any]:
+    """What a module has under a name, and in the collections and definitions that it has under one."""
+    for value in list(vars(module).values()):
+        if isinstance(value, LazyDefinitions):  # as `@dg.definitions` makes, which stands in each project of dg
+            value = cast("dg.Definitions", value())
+        yield value
+        if isinstance(value, dg.Definitions):
+            yield from value.assets or []
+        elif type(value) in (list, tuple, set):  # and no kind of one, which may do anything when it is read
+            yield from value
+        elif type(value) is dict:
+            yield from cast("dict[Any, Any]", value).values()
 
 
 def _check(jobs: list[GafferJob], databases: Mapping[str, GafferResource | None]) -> None:

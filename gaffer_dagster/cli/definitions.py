@@ -18,12 +18,12 @@ from gaffer_dagster.errors import BadInputError, GafferError
 def jobs_in(file: Path | None, module: str | None) -> dict[str, Any]:
     if (file is None) == (module is None):
         raise BadInputError("name where the job is defined: either -f FILE or -m MODULE")
-    loaded = _load_file(file) if file is not None else _load_module(module or "")
+    loaded = load_file(file) if file is not None else load_module(module or "")
     # Only now is Dagster needed: the definitions use it.
     return importlib.import_module("gaffer_dagster.adapter.definitions").find_jobs(loaded)
 
 
-def _load_module(name: str) -> ModuleType:
+def load_module(name: str) -> ModuleType:
     sys.path.insert(0, str(Path.cwd()))
     try:
         with _not_left(name):
@@ -38,7 +38,7 @@ def _load_module(name: str) -> ModuleType:
         ) from None
 
 
-def _load_file(file: Path) -> ModuleType:
+def load_file(file: Path) -> ModuleType:
     # Under a name that shadows nothing: the file may be called json.py.
     name = f"_gaffer_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)

@@ -11,11 +11,14 @@ from gaffer_dagster.store import db
 
 
 class Clock:
-    """The time of one scratch database. Starts as the real time; moves on by itself, and by `advance` or `set`."""
+    """The time of one scratch database, and of the runs that `run_due` and the faults start there.
+
+    It starts as the real time, or as it was left; it moves on by itself, and by `advance` or `set`. What a job reads
+    elsewhere (`datetime.now()`, SQL's `now()`) is the real time still: a job that is right asks its batch.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._offset = timedelta()
         with db.connect(url, application_name="gaffer:testing") as connection:
             connection.execute("create table if not exists gaffer.testing_clock (ahead interval not null)")
             connection.execute(
@@ -25,6 +28,7 @@ class Clock:
                 as 'select pg_catalog.clock_timestamp() + coalesce((select ahead from gaffer.testing_clock), ''0'')'
                 """
             )
+        self._offset = ahead(url)
 
     def advance(self, by: timedelta) -> None:
         """Moves the time on (or back)."""
@@ -40,5 +44,14 @@ class Clock:
         self.advance(at - self.now())
 
     def now(self) -> datetime:
-        """The time now; hand it to the engine as its worker's clock."""
+        """The time now, in UTC; hand it to the engine as its worker's clock."""
         return datetime.now(timezone.utc) + self._offset
+
+
+def ahead(url: str) -> timedelta:
+    """How far the clock of this database was moved; nothing where it was not."""
+    with db.connect(url, application_name="gaffer:testing") as connection:
+        found = None
+        if connection.execute("select to_regclass('gaffer.testing_clock')").fetchone() != (None,):
+            found = connection.execute("select ahead from gaffer.testing_clock").fetchone()
+    return timedelta() if found is None else found[0]

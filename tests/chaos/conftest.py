@@ -12,5 +12,5 @@ from tests.support import processes
 @pytest.fixture
 def engines(url: str) -> Iterator[processes.Engines]:
     """Asks for the database first, so that it is dropped last."""
-    with processes.engines() as made:
+    with processes.Engines() as made:
         yield made

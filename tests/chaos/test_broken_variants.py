@@ -17,8 +17,8 @@ from psycopg import sql
 
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.store import db
-from gaffer_dagster.testing import Clock
-from tests.support import faults, invariants, jobs, proxy, variants
+from gaffer_dagster.testing import Clock, proxy
+from tests.support import faults, invariants, jobs, variants
 from tests.support.processes import Engines, Plan
 from tests.support.variants import CHECKED
 

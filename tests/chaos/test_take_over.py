@@ -16,10 +16,10 @@ from psycopg import conninfo
 
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.store import db
+from gaffer_dagster.testing.proxy import cutting
 from tests.support import faults, invariants, jobs, protocol
 from tests.support.network import HERE, network
 from tests.support.processes import WORKING, Engine, Engines, Plan
-from tests.support.proxy import cutting
 
 LEASED, APPLIED = str(Station.LEASED), str(Station.APPLIED)
 LEASE = 1.5

@@ -10,9 +10,9 @@ import random
 
 import pytest
 
+from gaffer_dagster.testing.proxy import Cut, cutting
 from tests.support import faults, invariants, jobs
 from tests.support.processes import Ending, Engines, Plan
-from tests.support.proxy import Cut, cutting
 
 CUTS = [Cut.BEFORE, Cut.DURING, Cut.AFTER]
 

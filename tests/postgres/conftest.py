@@ -9,18 +9,15 @@ import pytest
 from psycopg import conninfo, sql
 
 from gaffer_dagster.store import db
+from gaffer_dagster.testing import Databases
 from tests.support import jobs
 
 
 @pytest.fixture
-def empty_url(server_url: str) -> Iterator[str]:
+def empty_url(gaffer_databases: Databases) -> Iterator[str]:
     """A database without our tables."""
-    name = f"gaffer_empty_{uuid4().hex[:12]}"
-    with db.connect(server_url, application_name="test") as connection:
-        connection.execute(db.create_database(name))
-    yield db.with_database(server_url, name)
-    with db.connect(server_url, application_name="test") as connection:
-        connection.execute(db.drop_database(name))
+    with gaffer_databases.scratch(migrated=False) as made:
+        yield made
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.errors import BatchEndedError, DatabaseUnavailableError
 from gaffer_dagster.store import db, migrate
+from gaffer_dagster.testing.proxy import Cut, cutting
 from tests.support import faults, invariants, jobs, protocol, variants
 from tests.support.pgbouncer import pooled
-from tests.support.processes import Engines, Plan, engines
-from tests.support.proxy import Cut, cutting
+from tests.support.processes import Engines, Plan
 
 APPLIED = str(Station.APPLIED)
 
@@ -45,7 +45,7 @@ def pool(url: str, pooler: str) -> str:
 
 @pytest.fixture
 def started(url: str) -> Iterator[Engines]:
-    with engines() as made:
+    with Engines() as made:
         yield made
 
 

@@ -1,56 +1,13 @@
-"""What is done to the engines and their connections, and how a test waits for it."""
+"""How a test waits for what was done to the engines and their connections, and what it says of it."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 
+from gaffer_dagster.testing.waits import PATIENCE, backends, settle, terminate_backends, wait_until
 from tests.support import jobs
 
-PATIENCE = 40.0
-"""Seconds until a test gives up; nothing is expected to take as long."""
-
-
-def wait_until(holds: Callable[[], bool], what: str, *, timeout: float = PATIENCE) -> float:
-    """Polls until it holds; how long that took, in seconds."""
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() - began < timeout, f"not within {timeout} s: {what}"
-        time.sleep(0.01)
-    return time.monotonic() - began
-
-
-def backends(url: str, job: str = "copy_rows") -> list[int]:
-    """The server's processes that work for runs of this job, keepers included."""
-    return [
-        pid
-        for (pid,) in jobs.query(
-            url,
-            "select pid from pg_stat_activity"
-            " where datname = current_database() and split_part(application_name, ':', 1) = 'gaffer'"
-            " and split_part(application_name, ':', 2) = %s",
-            job,
-        )
-    ]
-
-
-def terminate_backends(url: str) -> int:
-    """Ends every connection of the job's runs, as an administrator would; how many there were."""
-    found = backends(url)
-    jobs.query(url, "select pg_terminate_backend(pid) from unnest(%s::int[]) as pid", found)
-    wait_until(lambda: not set(found) & set(backends(url)), "the terminated backends are gone")
-    return len(found)
-
-
-def settle(url: str) -> None:
-    """Waits until every row of `source` is due: whoever could still have written one before it is done."""
-    wait_until(
-        lambda: jobs.query(
-            url, "select coalesce(max(gaffer_xid) < pg_snapshot_xmin(pg_current_snapshot()), true) from source"
-        )[0][0],
-        "no transaction is open that is older than the newest row",
-    )
+__all__ = ["PATIENCE", "backends", "say", "settle", "statement_runs", "terminate_backends", "wait_until"]
 
 
 def statement_runs(url: str, text: str) -> bool:

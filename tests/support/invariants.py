@@ -1,8 +1,5 @@
-"""What must hold of a database at any moment, whatever was done to the engines: queries that must return no row.
-
-They are about the job of `tests.support.jobs`, which copies rows of `source` into `target`. `watch` must have been
-called before the first run: some promises are about the order of things, which the tables do not keep.
-"""
+"""What must hold of the job of `tests.support.jobs`, which copies rows of `source` into `target`, at any moment; beside
+what holds of any job (`gaffer_dagster.testing.invariants`)."""
 
 from __future__ import annotations
 
@@ -10,39 +7,9 @@ from typing import Any
 
 from typing_extensions import LiteralString
 
+from gaffer_dagster.testing import invariants
+from gaffer_dagster.testing.invariants import watch
 from tests.support import jobs
-
-# Notes of what happened to the tables, each made in the transaction that did it. The lease's row is locked by whoever
-# acquires and whoever commits a batch, so that the numbers of the notes are in the order of their commits.
-_AUDIT = """
-create schema audit;
-
-create table audit.event (
-    id bigint generated always as identity primary key, what text not null,
-    run_id bigint, fence bigint, lease_id uuid, outcome text, ended_at timestamptz, was jsonb, is_now jsonb
-);
-
-create function audit.note() returns trigger language plpgsql set search_path = pg_catalog, pg_temp as $$
-begin
-    if tg_table_name = 'job_lease' then
-        insert into audit.event (what, fence, lease_id) values ('acquired', new.fence, new.lease_id);
-    elsif tg_table_name = 'job_watermark' then
-        insert into audit.event (what, was, is_now) values ('advanced', old.position, new.position);
-    elsif tg_op = 'UPDATE' and new.batches <> old.batches then
-        insert into audit.event (what, run_id, fence) values ('committed', new.id, new.fence);
-    elsif tg_op = 'UPDATE' and (new.outcome, new.ended_at) is distinct from (old.outcome, old.ended_at) then
-        insert into audit.event (what, run_id, outcome, ended_at) values (
-            case old.outcome when 'running' then 'ended' else 'ended again' end, new.id, new.outcome, new.ended_at);
-    end if;
-    return null;
-end $$;
-
-create trigger audit after update on gaffer.job_lease
-    for each row when (new.fence <> old.fence) execute function audit.note();
-create trigger audit after update on gaffer.job_watermark
-    for each row when (new.position is distinct from old.position) execute function audit.note();
-create trigger audit after update on gaffer.job_runs for each row execute function audit.note();
-"""
 
 # A run that superseded its own fence has applied rows under each of the fences since the run before it.
 _BY_RUN: LiteralString = """
@@ -65,6 +32,7 @@ with reached as (
 """
 
 INVARIANTS: dict[str, LiteralString] = {
+    **invariants.INVARIANTS,
     "nothing is applied twice": "select id, count(*), array_agg(fence) from target group by id having count(*) > 1",
     "nothing up to the watermark is missing": _POSITION
     + """
@@ -85,67 +53,17 @@ INVARIANTS: dict[str, LiteralString] = {
                 order by source.gaffer_xid desc, source.id desc limit 1)
            and (reached.xid is not null or exists (select 1 from target))
         """,
+    # Stricter than of any job, whose keys may be of any type.
     "the watermark only goes forward": """
-        select * from audit.event
+        select * from gaffer_testing.event
          where what = 'advanced' and was is not null
            and ((was ->> 'xid')::xid8, (was ->> 'key')::bigint)
             >= ((is_now ->> 'xid')::xid8, (is_now ->> 'key')::bigint)
-        """,
-    "each run goes on where the one before it stopped": """
-        select * from (select id, watermark_from, lag(watermark_to) over (order by id) as stopped,
-                              lag(id) over (order by id) as previous
-                         from gaffer.job_runs where fence is not null) as chain
-         where previous is not null and watermark_from is distinct from stopped
-        """,
-    "the fence grows with each acquisition": """
-        select * from (select id, fence, lag(fence) over (order by id) as fence_before
-                         from gaffer.job_runs where fence is not null) as runs
-         where fence <= fence_before
         """,
     "the fence grows with each commit": """
         select * from (select id, fence, lag(fence) over (order by source.gaffer_xid, id) as fence_before
                          from target join source using (id)) as rows
          where fence < fence_before
-        """,
-    "a fence is handed out once": """
-        select fence, count(*) from audit.event where what = 'acquired' group by fence having count(*) > 1
-        """,
-    "nothing is committed under a fence once a later one was granted": """
-        select committed.* from audit.event as committed
-         where what = 'committed'
-           and exists (select 1 from audit.event as acquired
-                        where acquired.what = 'acquired' and acquired.fence > committed.fence
-                          and acquired.id < committed.id)
-        """,
-    "the lease has the highest fence": """
-        select fence from gaffer.job_lease where fence < (select max(fence) from gaffer.job_runs)
-        """,
-    "at most one run of a slot is running": """
-        select job, slot, count(*) from gaffer.job_runs where outcome = 'running' group by job, slot having count(*) > 1
-        """,
-    "a running run has the lease": """
-        select run.id, run.fence from gaffer.job_runs as run
-         where run.outcome = 'running'
-           and not exists (select 1 from gaffer.job_lease as lease
-                            where (lease.job, lease.slot, lease.fence, lease.lease_id)
-                                = (run.job, run.slot, run.fence, run.lease_id))
-        """,
-    "a taken lease has its running run": """
-        select lease.fence, lease.owner from gaffer.job_lease as lease
-         where lease.lease_id is not null
-           and not exists (select 1 from gaffer.job_runs as run
-                            where run.lease_id = lease.lease_id and run.outcome = 'running')
-        """,
-    "an ended run has ended once": """
-        select run_id, outcome from audit.event as event
-         where (what = 'ended again'
-                and (outcome <> 'lost_lease'
-                     or not exists (select 1 from audit.event as first
-                                     where first.run_id = event.run_id and first.what = 'ended'
-                                       and first.outcome = 'abandoned' and first.ended_at = event.ended_at)))
-            or (what = 'ended' and exists (select 1 from audit.event as first
-                                            where first.run_id = event.run_id and first.what = 'ended'
-                                              and first.id < event.id))
         """,
     "a run's items are the rows that it applied": _BY_RUN + "select * from by_run where items <> applied",
     "a run's batches are those that it applied": _BY_RUN + "select * from by_run where batches <> applied_batches",
@@ -161,25 +79,17 @@ INVARIANTS: dict[str, LiteralString] = {
 }
 
 
-def watch(url: str) -> None:
-    """From here on, notes what the invariants about order need."""
-    jobs.execute(url, _AUDIT)
-
-
 def violations(url: str) -> dict[str, list[tuple[Any, ...]]]:
     """Every invariant that does not hold, with the rows that say so (the first ten), as of one moment."""
-    with jobs.connect(url) as connection:
-        connection.execute("begin isolation level repeatable read read only")
-        found = {name: connection.execute(query).fetchmany(10) for name, query in INVARIANTS.items()}
-        return {name: rows for name, rows in found.items() if rows}
+    return invariants.violations(url, INVARIANTS)
 
 
 def check(url: str, *, complete: bool = False) -> None:
     """Raises `AssertionError` naming the invariants that do not hold. `complete`: nothing is left to do, either."""
-    broken = violations(url)
-    assert not broken, "\n".join(
-        ["invariants that do not hold:", *(f"  {name}: {rows}" for name, rows in broken.items())]
-    )
+    invariants.report(violations(url))
     if complete:
         left = jobs.query(url, "select id from source except select id from target")
         assert not left, f"{len(left)} rows were not done: {left[:10]}"
+
+
+__all__ = ["check", "violations", "watch"]

@@ -14,16 +14,14 @@ The processes are forked from a server that has imported everything, which is te
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 import psycopg
@@ -32,6 +30,8 @@ from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.run import Run, open_run
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.store import leases, runs
+from gaffer_dagster.testing import processes
+from gaffer_dagster.testing.processes import Ending, Engine, Way
 from tests.support import faults, jobs, network, variants
 
 GRANTED, BUSY, WORKING, SUPERSEDED, WANTED = "granted", "busy", "working", "superseded", "wanted"
@@ -39,10 +39,6 @@ GRANTED, BUSY, WORKING, SUPERSEDED, WANTED = "granted", "busy", "working", "supe
 
 class Interrupted(BaseException):
     """What a signal raises here, as Dagster's does: not an `Exception`, and none that psycopg knows."""
-
-
-class BoomError(Exception):
-    """The user's code fails."""
 
 
 @dataclass(frozen=True)
@@ -68,115 +64,27 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How an engine ended: the name and text of what it raised, if it did; the run's outcome and row."""
+class Tally(Ending):
+    """How often one run after another ended how."""
 
-    error: str | None = None
-    text: str = ""
-    outcome: str | None = None
-    items: int = 0
-    batches: int = 0
-    fence: int | None = None
     counts: dict[str, int] = field(default_factory=dict)
 
 
 # ── the test's side ──────────────────────────────────────────────────────────────────────────────────────────────
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__])
+processes.CONTEXT.set_forkserver_preload([*processes.PRELOADED, __name__])
 
 
-class Engine:
-    """A running engine, as the test holds it."""
-
-    def __init__(self, target: Callable[[Pipe, Plan], None], plan: Plan) -> None:
-        self._pipe, theirs = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=target, args=(theirs, plan), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def reaches(self, place: str) -> None:
-        """Waits until it stands there."""
-        self._expect(self._receive(), place)
-
-    def go(self) -> None:
-        """Lets it go on from where it stands."""
-        self._pipe.send("go")
-
-    def fail(self) -> None:
-        """Lets it raise where it stands."""
-        self._pipe.send("fail")
-
-    def ends(self) -> Ending:
-        """Waits for its end; what it said of it."""
-        ending = self._receive()
-        assert isinstance(ending, Ending), f"the engine stands at {ending!r} and has not ended"
-        self._process.join(faults.PATIENCE)
-        return ending
-
-    def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """kill -9, and waits until it is gone."""
-        self._process.kill()
-        self.dies()
-
-    def dies(self) -> None:
-        """Waits until it is gone without having said a word."""
-        self._process.join(faults.PATIENCE)
-        assert self._process.exitcode == -signal.SIGKILL, f"ended with {self._process.exitcode}"
-
-    def pause(self) -> None:
-        self.signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self.signal(signal.SIGCONT)
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def reaches_or_ends(self, place: str) -> Ending | None:
-        """Waits until it stands there (None), or has ended before."""
-        told = self._receive()
-        return told if isinstance(told, Ending) else self._expect(told, place)
-
-    def died_or_ended(self) -> Ending | None:
-        """Waits for its end; None if it was killed."""
-        try:
-            return self.ends()
-        except EOFError:
-            self.dies()
-            return None
-
-    def _expect(self, told: object, place: str) -> None:
-        assert told == place, f"the engine did not get to {place!r}: {told}"
-
-    def _receive(self) -> Any:
-        assert self._pipe.poll(faults.PATIENCE), f"nothing heard of the engine for {faults.PATIENCE} s"
-        return self._pipe.recv()
-
-    def destroy(self) -> None:
-        self._process.kill()
-        self._process.join(faults.PATIENCE)
-        self._pipe.close()
-
-
-class Engines:
+class Engines(processes.Engines):
     """Starts engines, and leaves none behind."""
-
-    def __init__(self) -> None:
-        self._all: list[Engine] = []
 
     def start(self, plan: Plan) -> Engine:
         """One run, in a process of its own."""
-        return self._add(Engine(_one_run, plan))
+        return self.add(_one_run, plan, stops=[stop for stop in (plan.stop_at, plan.then) if stop], nth=plan.nth)
 
     def keep_running(self, plan: Plan) -> Engine:
-        """One run after another, until a signal comes."""
-        return self._add(Engine(_many_runs, plan))
+        """One run after another, until a signal comes; it ends with a `Tally`."""
+        return self.add(_many_runs, plan)
 
     def finish(self, url: str) -> None:
         """Healthy runs until nothing is left to do; at least one."""
@@ -188,65 +96,21 @@ class Engines:
 
         faults.wait_until(done, "a healthy run finishes everything")
 
-    def _add(self, engine: Engine) -> Engine:
-        self._all.append(engine)
-        return engine
-
-    def destroy(self) -> None:
-        for engine in self._all:
-            engine.destroy()
-
-
-@contextlib.contextmanager
-def engines() -> Generator[Engines]:
-    made = Engines()
-    try:
-        yield made
-    finally:
-        made.destroy()
-
 
 # ── the engine's side ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Way:
-    """The way of one engine past all places."""
-
-    def __init__(self, pipe: Pipe, plan: Plan) -> None:
-        self._pipe = pipe
-        self._plan = plan
-        self._stops = [plan.stop_at, plan.then]
-        self._left = plan.nth
-
-    def at(self, place: str) -> None:
-        if self._stops and place == self._stops[0]:
-            self._left -= 1
-            if self._left <= 0:
-                del self._stops[0]
-                self._stand(place)
-
-    def _stand(self, place: str) -> None:
-        self._pipe.send(place)
-        try:
-            told = self._pipe.recv()
-        except EOFError:
-            os._exit(70)  # the test is gone
-        if told == "fail":
-            raise BoomError("told to fail")
-
-
-def _one_run(pipe: Pipe, plan: Plan) -> None:
+def _one_run(way: Way, plan: Plan) -> Ending:
     _raise_on_signals()
     if plan.network is not None:
         network.enter(plan.network)
-    way = _Way(pipe, plan)
     _announce_answers(way)
     if plan.die_at is not None:
         _die_at(plan.die_at, sent=plan.sent)
-    pipe.send(_run(way, plan))
+    return _run(way, plan)
 
 
-def _run(way: _Way, plan: Plan) -> Ending:
+def _run(way: Way, plan: Plan) -> Ending:
     run: Run | None = None
 
     def observe(station: Station) -> None:
@@ -277,9 +141,8 @@ def _run(way: _Way, plan: Plan) -> Ending:
     )
 
 
-def _many_runs(pipe: Pipe, plan: Plan) -> None:
+def _many_runs(way: Way, plan: Plan) -> Ending:
     _raise_on_signals()
-    way = _Way(pipe, plan)
     counts: Counter[str] = Counter()
     random.seed(plan.seed)
     with contextlib.suppress(Interrupted):
@@ -289,7 +152,7 @@ def _many_runs(pipe: Pipe, plan: Plan) -> None:
             if ending.error == Interrupted.__name__:
                 break
             threading.Event().wait(random.uniform(0, 0.05))  # who knocks without a pause keeps the holder from ending
-    pipe.send(Ending(counts=dict(counts)))
+    return Tally(counts=dict(counts))
 
 
 def _raise_on_signals() -> None:
@@ -300,7 +163,7 @@ def _raise_on_signals() -> None:
     signal.signal(signal.SIGTERM, interrupt)
 
 
-def _announce_answers(way: _Way) -> None:
+def _announce_answers(way: Way) -> None:
     acquire, supersede, end = leases.acquire, leases.supersede, runs.end
 
     def acquired(*args: Any, **kwargs: Any) -> Any:
@@ -348,7 +211,7 @@ def _rows(batch: Batch) -> list[dict[str, Any]]:
     return [{"id": row["id"], "fence": batch.fence, "batch": batch.number} for row in batch.rows]
 
 
-def _copy(batch: Batch, way: _Way) -> None:
+def _copy(batch: Batch, way: Way) -> None:
     rows = _rows(batch)
     middle = len(rows) // 2
     batch.insert("target", rows[:middle])
@@ -356,7 +219,7 @@ def _copy(batch: Batch, way: _Way) -> None:
     batch.insert("target", rows[middle:])
 
 
-def _copy_and_sleep(batch: Batch, way: _Way) -> None:
+def _copy_and_sleep(batch: Batch, way: Way) -> None:
     """Holds a row of the user's, too, and is in a statement that lasts."""
     batch.execute("update ledger set batches = batches + 1")
     batch.insert("target", _rows(batch))
@@ -364,7 +227,7 @@ def _copy_and_sleep(batch: Batch, way: _Way) -> None:
     batch.execute("select pg_sleep(60)")
 
 
-def _swallow(batch: Batch, way: _Way) -> None:
+def _swallow(batch: Batch, way: Way) -> None:
     """Takes no error for an answer: tries to write on and on, then returns as if nothing had been."""
     batch.insert("target", _rows(batch))
     with contextlib.suppress(Exception):
@@ -375,7 +238,7 @@ def _swallow(batch: Batch, way: _Way) -> None:
             batch.insert("target", _rows(batch))
 
 
-def _copy_slowly(batch: Batch, way: _Way) -> None:
+def _copy_slowly(batch: Batch, way: Way) -> None:
     """Takes a while, in the client or in the server, so that faults find it everywhere."""
     rows = _rows(batch)
     middle = random.randint(0, len(rows))
@@ -387,7 +250,7 @@ def _copy_slowly(batch: Batch, way: _Way) -> None:
     batch.copy("target", rows[middle:])
 
 
-_WORK: dict[str, Callable[[Batch, _Way], None]] = {
+_WORK: dict[str, Callable[[Batch, Way], None]] = {
     "copy": _copy,
     "copy and sleep": _copy_and_sleep,
     "swallow": _swallow,

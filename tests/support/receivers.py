@@ -23,8 +23,9 @@ from aiosmtpd.smtp import AuthResult, LoginPassword
 from gaffer_dagster.engine import deliver as engine
 from gaffer_dagster.engine.receivers import receivers_from
 from gaffer_dagster.store import db, deliveries
+from gaffer_dagster.testing.processes import Ending, Engine, Engines, Way
 from tests.support import jobs, protocol
-from tests.support.processes import Ending, Engine, Pipe
+from tests.support.processes import Tally
 
 Answer = int | str
 """A status, or one of these: `silence` (nothing comes), `drip` (a byte of the header now and then, for ever), `wait`
@@ -189,24 +190,19 @@ class Sender:
     fresh: float = 20.0
 
 
-def send(pipe: Pipe, sender: Sender) -> None:
-    """One call of `deliver`, in a process of its own (for `processes.Engine`); ends by telling what it returned."""
+def send(way: Way, sender: Sender) -> Ending:
+    """One call of `deliver`, in a process of its own; ends by telling what it returned."""
     read, note = deliveries.notices, deliveries.note
-
-    def at(place: str) -> None:
-        if place == sender.stop_at:
-            pipe.send(place)
-            pipe.recv()
 
     def notices(connection: db.Connection, receiver: str, message: Any) -> Any:
         found = read(connection, receiver, message)
         if sender.marks_first:
             note(connection, receiver, message, None)
-        at(CLAIMED)
+        way.at(CLAIMED)
         return found
 
     def noted(*args: Any) -> None:
-        at(SENT)
+        way.at(SENT)
         note(*args)
 
     deliveries.notices, deliveries.note = notices, noted
@@ -215,22 +211,11 @@ def send(pipe: Pipe, sender: Sender) -> None:
         # Without the log, so that what is seen is only what goes out.
         receivers = [each for each in receivers_from(sender.environment, jobs.LOG) if each.name != "log"]
         done = engine.deliver(connection, receivers, jobs.LOG)
-    pipe.send(Ending(counts={"sent": done.sent, "failed": len(done.failed)}))
+    return Tally(counts={"sent": done.sent, "failed": len(done.failed)})
 
 
-class Senders:
+class Senders(Engines):
     """Starts senders, and leaves none behind."""
 
-    def __init__(self) -> None:
-        self._all: list[Engine] = []
-
     def start(self, sender: Sender) -> Engine:
-        self._all.append(Engine(send, sender))  # pyright: ignore[reportArgumentType]
-        return self._all[-1]
-
-    def __enter__(self) -> Senders:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for each in self._all:
-            each.destroy()
+        return self.add(send, sender, stops=[] if sender.stop_at is None else [sender.stop_at])

@@ -12,14 +12,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from enum import Enum
 
-from psycopg import conninfo
-
-from gaffer_dagster.store.db import parse_url
+from gaffer_dagster.store import db
 
 _READY = b"Z\x00\x00\x00\x05I"  # the server is done with a message, and in no transaction
 
 
 class Cut(str, Enum):
+    """What is done to a message."""
+
     NONE = "not at all"
     BEFORE = "before the message is sent"
     DURING = "once it is sent, before it is done"
@@ -35,7 +35,8 @@ class Proxy:
     refused."""
 
     def __init__(self, url: str, cuts: list[tuple[str, Cut]]) -> None:
-        self._parts = parse_url(url)
+        self._url = url
+        self._parts = db.parse_url(url)
         self._cuts = cuts
         self.url = ""
 
@@ -47,8 +48,7 @@ class Proxy:
     async def start(self, host: str) -> asyncio.AbstractServer:
         server = await asyncio.start_server(self._serve, host, 0)
         port = server.sockets[0].getsockname()[1]
-        away = {"host": host, "port": port, "sslmode": "disable", "gssencmode": "disable"}
-        self.url = conninfo.make_conninfo(**(self._parts | away))
+        self.url = db.with_parts(self._url, host=host, port=port, sslmode="disable", gssencmode="disable")
         return server
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
@@ -56,7 +56,7 @@ class Proxy:
             self._cuts.pop(0)
             to_client.transport.abort()
             return
-        host, port = self._parts.get("host") or "/tmp", int(self._parts.get("port") or 5432)
+        host, port = self._parts.get("host") or "/tmp", int(self._parts.get("port") or 5432)  # noqa: S108 — as libpq
         if host.startswith("/"):
             server, to_server = await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
         else:
