@@ -129,7 +129,7 @@ def _ended(notice: Notice) -> str:
 
 
 def _lines(notice: Notice) -> list[str]:
-    alert, words = notice.alert, _WORDS[notice.alert.kind]
+    alert = notice.alert
     asides = {"by": "By", "reason": "Why", "held_by": "Held by"}
     lines = [f"{said}: {plain(str(alert.details[name]))}" for name, said in asides.items() if alert.details.get(name)]
     if alert.details.get("held_by_since"):
@@ -140,7 +140,7 @@ def _lines(notice: Notice) -> list[str]:
     if alert.resolved_at is not None:
         lines.append(f"It was over at {_at(alert.details, alert.resolved_at)}, before this could be sent.")
     else:
-        lines.append(f"What to do: {_cure(alert.details)}{words.cure.format(name=alert.job)}")
+        lines.append(f"What to do: {advice(alert.kind, alert.details, alert.job)}")
     return lines
 
 
@@ -157,6 +157,11 @@ def explained(kind: Kind, details: Mapping[str, Any]) -> str:
     """The sentence, and what people or the database gave as its reason."""
     asides = [plain(str(details[name])) for name in ("reason", "held_by") if details.get(name)]
     return "; ".join([sentence(kind, details), *asides])
+
+
+def advice(kind: Kind, details: Mapping[str, Any], job: str | None) -> str:
+    """What to do about it."""
+    return f"{_cure(details)}{_WORDS[kind].cure.format(name=job)}"
 
 
 def _cure(details: Mapping[str, Any]) -> str:
@@ -237,10 +242,13 @@ _WORDS: Mapping[Kind, _Words] = {
         "nothing is lost: what is new waits until that transaction ends; `gaffer status {name}` says how to end it",
     ),
     Kind.PARKED: _Words(
-        lambda details: f"{_count(details, 'rows', 'row')} failed too often and were given up",
+        lambda details: (
+            f"{_count(details, 'rows', 'row')} failed too often and {'was' if details.get('rows') == 1 else 'were'} "
+            "given up"
+        ),
         "has no parked rows any more",
         "it had some",
-        "see `gaffer status {name}`; mend the rows and clear them to be tried again",
+        "see `gaffer items list {name}`; mend the rows, then `gaffer items retry {name} --parked`",
     ),
     Kind.TAKEOVERS: _Words(
         lambda details: f"{_count(details, 'runs', 'run')} within a day were found dead, or lost their lease",

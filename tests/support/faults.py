@@ -43,11 +43,11 @@ def terminate_backends(url: str) -> int:
     return len(found)
 
 
-def settle(url: str) -> None:
-    """Waits until every row of `source` is due: whoever could still have written one before it is done."""
+def settle(url: str, table: str = "source") -> None:
+    """Waits until every row of the table is due: whoever could still have written one before it is done."""
     wait_until(
         lambda: jobs.query(
-            url, "select coalesce(max(gaffer_xid) < pg_snapshot_xmin(pg_current_snapshot()), true) from source"
+            url, f"select coalesce(max(gaffer_xid) < pg_snapshot_xmin(pg_current_snapshot()), true) from {table}"
         )[0][0],
         "no transaction is open that is older than the newest row",
     )
