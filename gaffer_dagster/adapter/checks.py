@@ -20,7 +20,7 @@ import dagster as dg
 from gaffer_dagster.adapter.resource import GafferResource, resource_of
 from gaffer_dagster.domain.alert import Kind, Severity
 from gaffer_dagster.domain.incident import Alert, Finding
-from gaffer_dagster.domain.notice import explained
+from gaffer_dagster.domain.notice import explained, what_to_do
 from gaffer_dagster.engine.watch import examine_job
 from gaffer_dagster.store import db
 
@@ -28,7 +28,8 @@ ON_TIME, HEALTHY = "on_time", "healthy"
 _ON_TIME = frozenset({Kind.ABSENCE, Kind.BACKLOG, Kind.STALLED, Kind.VANISHED})
 _DESCRIPTIONS = {
     ON_TIME: "No tick is overdue, and nothing due is left for longer than it may.",
-    HEALTHY: "It does not keep failing, stopping at its bounds or dying, and is not paused and forgotten.",
+    HEALTHY: "It does not keep failing, stopping at its bounds or dying, has given up no rows, and is not paused and "
+    "forgotten.",
 }
 # Dagster's daemon stores the evaluations of a tick one by one.
 _MOST_JOBS = 200
@@ -45,18 +46,19 @@ def evaluations(key: dg.AssetKey, found: Sequence[Alert | Finding]) -> Iterator[
             passed=not here,
             severity=dg.AssetCheckSeverity.ERROR if is_error or not here else dg.AssetCheckSeverity.WARN,
             description="; ".join(explained(each.kind, each.details) for each in here) or description,
-            metadata=_metadata(here),
+            metadata=_metadata(here, "/".join(key.path)),
             blocking=False,
         )
 
 
-def _metadata(found: Sequence[Alert | Finding]) -> Mapping[str, Any]:
+def _metadata(found: Sequence[Alert | Finding], job: str) -> Mapping[str, Any]:
     if not found:
         return {}
     return {
         "gaffer/kind": ", ".join(str(each.kind) for each in found),
         "gaffer/since": dg.MetadataValue.timestamp(_since(found[0])),
         "gaffer/why": "; ".join(explained(each.kind, each.details) for each in found),
+        "gaffer/what_to_do": "; ".join(what_to_do(each.kind, job, each.details) for each in found),
     }
 
 

@@ -106,7 +106,7 @@ def _job_of(action: _Action, known: Mapping[str, GafferJob], resource_keys: set[
         except GafferError as error:
             raise dg.Failure(description=str(error), allow_retries=False) from None
         why = "" if operator.reason is None else f": {verbatim(operator.reason)}"
-        context.log.info(f"{asked.name}: {told}")
+        context.log.info(f"{asked.name}: {told.replace('**', '')}")
         context.log_event(
             dg.AssetObservation(
                 job.key,

@@ -161,6 +161,7 @@ def explained(kind: Kind, details: Mapping[str, Any]) -> str:
 
 
 def what_to_do(kind: Kind, job: str | None, details: Mapping[str, Any]) -> str:
+    """About an incident."""
     return f"{_cure(details)}{_WORDS[kind].cure.format(name=job)}"
 
 
@@ -242,10 +243,13 @@ _WORDS: Mapping[Kind, _Words] = {
         "nothing is lost: what is new waits until that transaction ends; `gaffer status {name}` says how to end it",
     ),
     Kind.PARKED: _Words(
-        lambda details: f"{_count(details, 'rows', 'row')} failed too often and were given up",
+        lambda details: (
+            f"{_count(details, 'rows', 'row')} failed too often and {'was' if details.get('rows') == 1 else 'were'} "
+            "given up"
+        ),
         "has no parked rows any more",
         "it had some",
-        "see `gaffer status {name}`; mend the rows and clear them to be tried again",
+        "see `gaffer items list {name}`; mend the rows, then `gaffer items retry {name} --parked`",
     ),
     Kind.TAKEOVERS: _Words(
         lambda details: f"{_count(details, 'runs', 'run')} within a day were found dead, or lost their lease",

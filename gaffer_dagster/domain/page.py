@@ -27,6 +27,13 @@ MOST = 999
 """Characters of a summary, as JavaScript counts them: Dagster's page shows it at once, and a longer one on a click."""
 
 _BESIDE = 160
+_WOKEN = {
+    "schedule": "Woken by its schedule",
+    "sensor": "Asked for by the sensor",
+    "manual": "Started by hand",
+    "command": "Started by the command",
+    "redo": "Started by hand",
+}
 
 
 @dataclass(frozen=True)
@@ -82,9 +89,8 @@ def description(spec: JobSpec, told: str | None) -> str:
         f"- **Due:** {_due(spec)}",
         f"- **Writes:** {_writers(spec)}",
         f"- **A run does:** at most {_bounds(spec)}; what is left is reported and taken up next",
-        f"- **Speaks up:** {_alerts(spec)}",
-        f"- **More:** {', '.join(verbatim(command) for command in commands(spec))}; to change something, the jobs "
-        "`gaffer_…` of this code location",
+        f"- **Alerts:** {_alerts(spec)}",
+        "- **By hand:** the jobs `gaffer_…` of this code location, or the command `gaffer`",
     ]
     return "\n".join(lines)
 
@@ -145,10 +151,10 @@ def _bounds(spec: JobSpec) -> str:
 
 def _alerts(spec: JobSpec) -> str:
     alerts = spec.alerts
-    said = [] if spec.schedule is None else [f"{in_words(alerts.grace_for(spec.schedule))} after a tick not covered"]
-    said.append(f"after {_count(alerts.failures, 'failure')} in a row")
+    said = [] if spec.schedule is None else [f"a tick {in_words(alerts.grace_for(spec.schedule))} late"]
+    said.append(f"{_count(alerts.failures, 'failed tick')} in a row")
     if alerts.backlog is not None:
-        said.append(f"when something due is left for {in_words(alerts.backlog)}")
+        said.append(f"something due left for {in_words(alerts.backlog)}")
     to = "" if alerts.receivers is None else f"; tells {', '.join(alerts.receivers)}"
     return ", ".join(said) + to
 
@@ -260,7 +266,7 @@ def _details(record: RunRecord, spec: JobSpec, beside: Beside) -> Iterator[str]:
         slot = f", slot {record.slot}" if spec.slots > 1 else ""
         yield f"Lease: fence {record.fence}{slot}, held by {verbatim(record.owner)}"
     if record.tick is not None and record.outcome is not Outcome.LATE:
-        yield f"Woken by {record.trigger}, tick {both_clocks(record.tick, zone)}"
+        yield f"{_WOKEN[record.trigger]}; newest tick {both_clocks(record.tick, zone)}"
 
 
 def _next(record: RunRecord, spec: JobSpec, job: JobRecord | None) -> Iterator[str]:
@@ -268,14 +274,16 @@ def _next(record: RunRecord, spec: JobSpec, job: JobRecord | None) -> Iterator[s
     tick = record.next_run_at
     if tick is None and spec.schedule is not None:
         tick = spec.schedule.next(record.ended_at or record.started_at)
-    shown = "it has no schedule" if tick is None else f"next tick {both_clocks(tick, zone)}"
+    shown = "" if tick is None else f"next tick {both_clocks(tick, zone)}"
     soon = None if job is None or job.follow_up_at is None else job
     if soon is not None and soon.follow_up_at is not None and (tick is None or soon.follow_up_at < tick):
         if soon.follow_up_at <= soon.seen_at:
-            shown = f"Taken up at once, by Dagster's sensor; {shown}"
+            asked = "another run is asked for at once"
         else:
-            shown = f"Taken up at {both_clocks(soon.follow_up_at, zone)}, by Dagster's sensor; {shown}"
-    yield shown[0].upper() + shown[1:]
+            asked = f"another run is asked for at {both_clocks(soon.follow_up_at, zone)}"
+        shown = "; ".join(filter(None, [asked, shown]))
+    if shown:
+        yield shown[0].upper() + shown[1:]
 
 
 def _dagster(record: RunRecord) -> str:

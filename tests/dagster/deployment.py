@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import requests
 
 ROOT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parent / "project" / "definitions.py"
 BIN = Path(sys.executable).parent
 T = TypeVar("T")
 
@@ -170,11 +171,11 @@ class Deployment:
 
 
 @contextmanager
-def deployment(home: Path, url: str, yaml: str) -> Generator[Deployment]:
-    """An empty DAGSTER_HOME with this dagster.yaml and the tests' code location; its processes end with the block."""
+def deployment(home: Path, url: str, yaml: str, project: Path = PROJECT) -> Generator[Deployment]:
+    """An empty DAGSTER_HOME with this dagster.yaml and a code location; its processes end with the block."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "dagster.yaml").write_text(yaml)
-    shutil.copy(Path(__file__).parent / "project" / "definitions.py", home / "definitions.py")
+    shutil.copy(project, home / "definitions.py")
     (home / "workspace.yaml").write_text(
         "load_from:\n  - python_file: {relative_path: definitions.py, location_name: location}\n"
     )

@@ -100,6 +100,7 @@ def test_an_overdue_job_is_red_until_a_run_covers_it_and_green_at_its_end(
             "gaffer/kind",
             "gaffer/since",
             "gaffer/why",
+            "gaffer/what_to_do",
         }
         daemons.launch(NOON + 7 * MINUTE, "overdue_job")
         assert shown(daemons, "overdue") == ["SUCCEEDED", "SUCCEEDED"]  # at once
