@@ -45,7 +45,7 @@ def build_definitions(
     targets: dict[str, Any] = {}
     dagster_schedules: list[dg.ScheduleDefinition] = []
     for asset, job in zip(jobs, found, strict=True):
-        name = _dagster_name(job.spec.name)
+        name = dagster_name(job.spec.name)
         dagster_job = dg.define_asset_job(  # pyright: ignore[reportUnknownMemberType] — Dagster's own annotation
             f"{name}_job",
             selection=dg.AssetSelection.assets(asset).without_checks(),
@@ -112,8 +112,9 @@ def _check(jobs: list[GafferJob], databases: Mapping[str, GafferResource | None]
 
 
 def _checks_of(job: GafferJob) -> dg.AssetChecksDefinition:
-    return checks.checks_of(job.spec.name, job.key, job.database, f"gaffer_checks_of_{_dagster_name(job.spec.name)}")
+    return checks.checks_of(job.spec.name, job.key, job.database, f"gaffer_checks_of_{dagster_name(job.spec.name)}")
 
 
-def _dagster_name(job: str) -> str:
+def dagster_name(job: str) -> str:
+    """What a job's name becomes in the names of its Dagster job and schedule."""
     return re.sub(r"\W", "_", job.replace("/", "__"))

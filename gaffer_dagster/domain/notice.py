@@ -129,7 +129,7 @@ def _ended(notice: Notice) -> str:
 
 
 def _lines(notice: Notice) -> list[str]:
-    alert, words = notice.alert, _WORDS[notice.alert.kind]
+    alert = notice.alert
     asides = {"by": "By", "reason": "Why", "held_by": "Held by"}
     lines = [f"{said}: {plain(str(alert.details[name]))}" for name, said in asides.items() if alert.details.get(name)]
     if alert.details.get("held_by_since"):
@@ -140,7 +140,7 @@ def _lines(notice: Notice) -> list[str]:
     if alert.resolved_at is not None:
         lines.append(f"It was over at {_at(alert.details, alert.resolved_at)}, before this could be sent.")
     else:
-        lines.append(f"What to do: {_cure(alert.details)}{words.cure.format(name=alert.job)}")
+        lines.append(f"What to do: {what_to_do(alert.kind, alert.job, alert.details)}")
     return lines
 
 
@@ -157,6 +157,10 @@ def explained(kind: Kind, details: Mapping[str, Any]) -> str:
     """The sentence, and what people or the database gave as its reason."""
     asides = [plain(str(details[name])) for name in ("reason", "held_by") if details.get(name)]
     return "; ".join([sentence(kind, details), *asides])
+
+
+def what_to_do(kind: Kind, job: str | None, details: Mapping[str, Any]) -> str:
+    return f"{_cure(details)}{_WORDS[kind].cure.format(name=job)}"
 
 
 def _cure(details: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from gaffer_dagster.domain.lease import LARGEST_SKEW
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.watermark import CursorPosition, Position, RowPosition, TimePosition
 from gaffer_dagster.errors import ForeignWatermarkError
-from gaffer_dagster.store import db, due_sql, horizon, new_rows, pending_rows, prepare
+from gaffer_dagster.store import db, due_sql, horizon, new_rows, pending_rows, prepare, tables
 
 MOST_SAVEPOINTS = 64
 """Rows of a batch that are done one by one, each in a savepoint: the server remembers so many of a transaction without
@@ -139,6 +139,14 @@ def _other_watermark(job: str, position: Position, wanted: str) -> ForeignWaterm
     )
 
 
+def _hidden_rows(connection: db.Connection, table: tables.Table) -> list[Mapping[str, str]]:
+    cure = tables.row_security_cure(connection, table)
+    if cure is None:
+        return []
+    why = f"row-level security of {table} decides which rows {connection.info.user} sees; the others are passed over"
+    return [{"event": "rows can be hidden", "why": why, "cure": cure}]
+
+
 class _NewRowsSource:
     """Of both kinds of order that `NewRows` can be read in."""
 
@@ -195,7 +203,7 @@ class _RowsSource(_NewRowsSource):
         return horizon.holder(connection, self._horizon) if held else None
 
     def warnings(self, connection: db.Connection) -> Sequence[Mapping[str, str]]:
-        return ()
+        return _hidden_rows(connection, self._table.table)
 
 
 class _CursorSource(_NewRowsSource):
@@ -221,7 +229,7 @@ class _CursorSource(_NewRowsSource):
         return None  # a lag waits for nobody
 
     def warnings(self, connection: db.Connection) -> Sequence[Mapping[str, str]]:
-        due, found = self._due, list[Mapping[str, str]]()
+        due, found = self._due, _hidden_rows(connection, self._table.table)
         writer = new_rows.longest_writer(connection, self._table)
         if writer is not None and (writer.lives is None or writer.lives > self._settle):
             settle = show_duration(self._settle)
@@ -293,9 +301,10 @@ class PendingSource:
         return None  # rows carry no time
 
     def warnings(self, connection: db.Connection) -> Sequence[Mapping[str, str]]:
-        if pending_rows.is_indexed(connection, self.due):
-            return ()
-        return [{"event": "not indexed", "table": self.due.table, "cure": pending_rows.cure(self.due)}]
+        found = _hidden_rows(connection, self.table.table)
+        if not pending_rows.is_indexed(connection, self.due):
+            found.append({"event": "not indexed", "table": self.due.table, "cure": pending_rows.cure(self.due)})
+        return found
 
     def held_back_by(self, connection: db.Connection) -> HeldBy | None:
         return None  # see locked_elsewhere

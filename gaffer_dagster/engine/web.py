@@ -18,13 +18,15 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from gaffer_dagster.errors import BadInputError, NotDeliveredError
 
+T = TypeVar("T")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
@@ -92,19 +94,34 @@ def ask(
     where: Target, method: str, *, limit: timedelta, body: bytes | None = None, headers: Mapping[str, str] | None = None
 ) -> None:
     """Returns once the server has said that it took it (2xx). Raises `NotDeliveredError`."""
-    line = _Line(time.monotonic() + limit.total_seconds())
-    answers: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
+    answer = _within(limit, lambda line: _exchange(line, where, method, body, headers or {}))
+    if 300 <= answer < 400:
+        raise NotDeliveredError(
+            f"status {answer}: a redirect, which is not followed; {where.variable} must name its end"
+        )
+    if not 200 <= answer < 300:
+        raise NotDeliveredError(f"status {answer}")
 
-    def exchange() -> None:
+
+def reach(where: Target, *, limit: timedelta) -> None:
+    """Connects, with TLS where that is meant, asks for nothing and hangs up. Raises `NotDeliveredError`."""
+    _within(limit, lambda line: _connect(line, where))
+
+
+def _within(limit: timedelta, talk: Callable[[_Line], T]) -> T:
+    line = _Line(time.monotonic() + limit.total_seconds())
+    answers: queue.SimpleQueue[T | Exception] = queue.SimpleQueue()
+
+    def run() -> None:
         try:
-            answers.put(_exchange(line, where, method, body, headers or {}))
+            answers.put(talk(line))
         except Exception as error:
             answers.put(error)
         finally:
             line.close()
 
     # In a thread, since nothing else can be left at a given time: neither the resolver nor a server that drips.
-    threading.Thread(target=exchange, name="gaffer request", daemon=True).start()
+    threading.Thread(target=run, name="gaffer request", daemon=True).start()
     try:
         answer = answers.get(timeout=limit.total_seconds())
     except queue.Empty:
@@ -112,12 +129,7 @@ def ask(
         answer = TimeoutError()
     if isinstance(answer, Exception):
         raise NotDeliveredError(_what(answer, limit)) from None
-    if 300 <= answer < 400:
-        raise NotDeliveredError(
-            f"status {answer}: a redirect, which is not followed; {where.variable} must name its end"
-        )
-    if not 200 <= answer < 300:
-        raise NotDeliveredError(f"status {answer}")
+    return answer
 
 
 class _Line:

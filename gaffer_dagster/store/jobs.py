@@ -152,3 +152,17 @@ def get(connection: db.Connection, job: str) -> JobRecord:
             "made known by its first run, by Dagster's sensor, or by: gaffer register"
         )
     return found
+
+
+def cluster(connection: db.Connection, job: str) -> str | None:
+    """Which cluster counted the job's watermark, where it is in numbers of transactions."""
+    row = connection.execute("select cluster from gaffer.job_watermark where job = %s", [job]).fetchone()
+    return None if row is None else row[0]
+
+
+def slots(connection: db.Connection) -> tuple[dict[str, int], list[str]]:
+    """How many runs of each job may be at work side by side; and the jobs that are retired."""
+    rows = connection.execute("select name, slots, retired_at is null from gaffer.job order by name").fetchall()
+    return {name: count for name, count, is_meant in rows if is_meant}, [
+        name for name, _, is_meant in rows if not is_meant
+    ]

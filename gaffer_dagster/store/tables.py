@@ -77,3 +77,17 @@ def find(connection: db.Connection, name: str) -> Table:
         [row[0]],
     ).fetchall()
     return Table(row[0], row[1], row[2], {c[0]: Column(*c) for c in columns})
+
+
+def row_security_cure(connection: db.Connection, table: Table) -> str | None:
+    """Where policies decide which of the table's rows this role sees: the SQL by which it sees them all."""
+    row = connection.execute(
+        """
+        select case when pg_catalog.pg_has_role(c.relowner, 'usage')
+                    then pg_catalog.format('alter table %%s no force row level security', c.oid::regclass)
+                    else pg_catalog.format('alter role %%I bypassrls', current_user) end
+          from pg_catalog.pg_class c where c.oid = %s and pg_catalog.row_security_active(c.oid)
+        """,
+        [table.oid],
+    ).fetchone()
+    return None if row is None else row[0]

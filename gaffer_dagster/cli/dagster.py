@@ -1,0 +1,99 @@
+"""`gaffer dagster sync`, `gaffer dagster check`: what Dagster's instance has to do with our jobs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gaffer_dagster import database
+from gaffer_dagster.cli.definitions import jobs_in
+from gaffer_dagster.cli.doctor import code_of, of_code, of_dagster, show
+from gaffer_dagster.cli.operate import confirm, operator_of, whose
+from gaffer_dagster.domain.health import Check, Mark
+from gaffer_dagster.errors import GafferError
+from gaffer_dagster.store import db, jobs, migrate, operations
+
+
+@click.group()
+def dagster() -> None:
+    """Dagster's instance, which DAGSTER_HOME names."""
+
+
+@dagster.command()
+@of_code
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def check(file: Path | None, module: str | None, as_json: bool) -> None:
+    """What `gaffer doctor` says of Dagster, alone: storage, daemons, pools, switches, runs. Changes nothing.
+
+    Exits 0 when all is well (or there are only warnings), 1 when something is wrong, 2 when it cannot tell.
+    """
+    try:
+        slots, _, _ = _slots(file, module)
+        checks: list[Check] = []
+    except GafferError as error:  # what can be told without knowing the jobs is told all the same
+        slots, checks = {}, [Check("dagster", "jobs", Mark.UNKNOWN, f"which there are cannot be told: {error}")]
+    checks += of_dagster(slots)
+    show(checks, as_json=as_json)
+    sys.exit(code_of(checks))
+
+
+@dagster.command()
+@of_code
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each change.")
+@whose
+def sync(file: Path | None, module: str | None, yes: bool, as_json: bool, by: str | None, reason: str | None) -> None:
+    """Let as many runs of each job work at once as it has slots, and the others wait: the limits of Dagster's pools.
+
+    Of the jobs that the database knows, or of those that -f or -m defines. The pools of retired jobs lose their limit.
+    Limits that are right are left alone, and it refuses where a limit would do harm (granularity other than `run`).
+    """
+    operator = operator_of(by, reason)
+    slots, retired, url = _slots(file, module)
+    pools = importlib.import_module("gaffer_dagster.adapter.pools")
+    instance = importlib.import_module("gaffer_dagster.adapter.instance").open_instance()
+    changes: list[Any] = pools.changes(instance, slots, retired)
+    if changes and not yes:
+        confirm(f"Change {', '.join(f'{each.pool} ({_shown(each)})' for each in changes)}?")
+    if url is None:
+        pools.change(instance, changes)
+        click.echo("gaffer: not noted in gaffer.operator_action, since there is no database", err=True)
+    else:
+        with db.connect(url, application_name="gaffer:dagster") as connection, connection.transaction():
+            for each in changes:
+                operations.note_pool(connection, each.job, each.before, each.after, operator)
+            pools.change(instance, changes)  # what cannot be noted is not done
+    for each in changes:
+        if as_json:
+            click.echo(json.dumps({"pool": each.pool, "before": each.before, "after": each.after}))
+        else:
+            click.echo(f"{each.pool}: {_shown(each)}")
+    if not changes and not as_json:
+        click.echo(f"the pools of {len(slots)} job{'' if len(slots) == 1 else 's'} are as they should be")
+
+
+def _shown(change: Any) -> str:
+    before, after = ("no limit" if limit is None else str(limit) for limit in (change.before, change.after))
+    return f"{before} → {after}"
+
+
+def _slots(file: Path | None, module: str | None) -> tuple[dict[str, int], list[str], str | None]:
+    """How many runs of each job may be at work, the jobs that are retired, and the database, if it can be asked. Raises
+    where neither the code nor the database is there to say."""
+    is_given = file is not None or module is not None
+    found = {name: each.job.spec.slots for name, each in jobs_in(file, module).items()} if is_given else {}
+    try:
+        url = database.from_environment()
+        with db.connect(url, application_name="gaffer:dagster") as connection:
+            migrate.verify(connection)
+            slots, retired = jobs.slots(connection)
+    except GafferError:
+        if not is_given:
+            raise
+        return found, [], None
+    return (found, [], url) if is_given else (slots, retired, url)

@@ -1,0 +1,226 @@
+"""What `gaffer doctor` asks a server. It only reads; `domain/health.py` judges."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from datetime import datetime, timedelta
+
+import psycopg
+from psycopg.rows import class_row
+
+from gaffer_dagster.domain.health import Link, OpenTransaction, Server, Setting, Vacuum
+from gaffer_dagster.store import db, horizon
+
+_SETTINGS = [
+    "autovacuum", "data_checksums", "default_transaction_read_only", "fsync", "full_page_writes",
+    "idle_in_transaction_session_timeout", "idle_session_timeout", "lock_timeout", "max_connections",
+    "max_prepared_transactions", "reserved_connections", "search_path", "statement_timeout",
+    "superuser_reserved_connections", "synchronous_commit", "synchronous_standby_names", "track_counts",
+    "transaction_timeout",
+]  # fmt: skip
+WORKER_FUNCTIONS = [
+    "acquire", "base_of_spec", "begin_batch", "clock", "cluster", "commit_batch", "end_run", "register", "renew",
+    "supersede",
+]  # fmt: skip
+WORKER_TABLES = ["job_runs", "job_spec", "migration", "operator_action"]
+_LOOKS, _BETWEEN = 5, 0.4
+
+
+def server(connection: db.Connection) -> Server:
+    row = connection.execute(
+        """
+        select pg_catalog.format('%I', r.rolname), pg_catalog.format('%I', d.datname), r.rolsuper,
+               coalesce(pg_catalog.pg_has_role((select nspowner from pg_catalog.pg_namespace where nspname = 'gaffer'),
+                                               'usage'), false),
+               pg_catalog.current_schemas(false)::text[], pg_catalog.pg_is_in_recovery(),
+               pg_catalog.pg_encoding_to_char(d.encoding), r.rolconnlimit, d.datconnlimit,
+               (select pg_catalog.array_agg(array[a.usesysid, a.datid]::oid[]) from pg_catalog.pg_stat_activity a
+                 where a.datid is not null)::text[],
+               r.oid::text, d.oid::text, (select count(*) from pg_catalog.pg_stat_replication),
+               case when pg_catalog.pg_has_role('pg_read_all_stats', 'usage')
+                    then (select count(*) from pg_catalog.pg_stat_replication
+                           where sync_state in ('sync', 'quorum')) end,
+               pg_catalog.age(d.datfrozenxid)
+          from pg_catalog.pg_roles r, pg_catalog.pg_database d
+         where r.rolname = current_user and d.datname = pg_catalog.current_database()
+        """
+    ).fetchone()
+    assert row is not None  # noqa: S101 — one row by construction
+    (
+        role, database, is_superuser, owns, schemas, is_standby, encoding, role_limit, database_limit, sessions,
+        role_oid, database_oid, standbys, synchronous, age,
+    ) = row  # fmt: skip
+    dead = connection.execute(
+        """
+        select 'gaffer.' || relname, n_dead_tup, n_live_tup from pg_catalog.pg_stat_all_tables
+         where schemaname = 'gaffer' order by n_dead_tup desc limit 1
+        """
+    ).fetchone()
+    settings = connection.execute(
+        "select name, setting, source from pg_catalog.pg_settings where name = any(%s)", [_SETTINGS]
+    ).fetchall()
+    return Server(
+        version=connection.info.server_version,
+        role=role,
+        database=database,
+        encoding=encoding,
+        is_superuser=is_superuser,
+        owns_schema=owns,
+        schemas=schemas,
+        settings={name: Setting(value, source) for name, value, source in settings},
+        is_standby=is_standby,
+        connections=len(sessions),
+        of_role=sum(user == role_oid for user, _ in sessions),
+        of_database=sum(where == database_oid for _, where in sessions),
+        role_limit=role_limit,
+        database_limit=database_limit,
+        standbys=standbys,
+        synchronous=synchronous,
+        vacuum=Vacuum(age, None if dead is None else (dead[0], dead[1], dead[2])),
+    )
+
+
+def missing_rights(connection: db.Connection) -> list[str]:
+    """The statements that give this role what a worker needs, and it lacks."""
+    found = connection.execute(
+        """
+        select pg_catalog.format('grant usage on schema gaffer to %%I;', current_user)
+         where not pg_catalog.has_schema_privilege('gaffer', 'usage')
+        union all
+        select pg_catalog.format('grant execute on function %%s to %%I;',
+                                 pg_catalog.string_agg('gaffer.' || p.proname, ', ' order by p.proname), current_user)
+          from pg_catalog.pg_proc p
+         where p.pronamespace = 'gaffer'::regnamespace and p.proname = any(%s)
+           and not pg_catalog.has_function_privilege(p.oid, 'execute')
+        having count(*) > 0
+        union all
+        select pg_catalog.format('grant select on %%s to %%I;',
+                                 pg_catalog.string_agg('gaffer.' || c.relname, ', ' order by c.relname), current_user)
+          from pg_catalog.pg_class c
+         where c.relnamespace = 'gaffer'::regnamespace and c.relname = any(%s)
+           and not pg_catalog.has_table_privilege(c.oid, 'select')
+        having count(*) > 0
+        """,
+        [WORKER_FUNCTIONS, WORKER_TABLES],
+    )
+    return [statement for (statement,) in found]
+
+
+def ahead(connection: db.Connection, worker: datetime) -> timedelta:
+    """By how much a worker's clock, which said this just now, is ahead of the database's."""
+    return worker - horizon.now(connection)
+
+
+# ── what is in between ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def link(connection: db.Connection, url: str) -> Link:
+    """How this connection to `url` goes."""
+    given = {option.keyword.decode(): (option.val or b"").decode() for option in connection.pgconn.info}
+    host = connection.info.host
+    return Link(
+        host=host,
+        is_local=host.startswith("/") or _is_loopback(connection.info.hostaddr),
+        encrypted=connection.pgconn.ssl_in_use,
+        sslmode=given["sslmode"],
+        pooler=None if connection.info.backend_pid == _backend(connection) else _mode(connection, url),
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    return bool(address) and ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _backend(connection: db.Connection) -> int:
+    row = connection.execute("select pg_catalog.pg_backend_pid()").fetchone()
+    assert row is not None  # noqa: S101 — one row by construction
+    return row[0]
+
+
+def _mode(connection: db.Connection, url: str) -> str:
+    """Of the pooler that is in between: in transaction mode two connections can be one of the server's in turn."""
+    with db.connect(url, application_name="gaffer:doctor") as other:
+        try:
+            other.execute("begin")
+            other.execute("rollback")
+        except psycopg.Error:
+            return "statement"
+        one, two = ({_backend(each) for _ in range(_LOOKS)} for each in (connection, other))
+    return "transaction" if one & two or len(one) > 1 or len(two) > 1 else "session"
+
+
+# ── who holds the horizon ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def open_transaction(connection: db.Connection) -> OpenTransaction | None:
+    """The oldest transaction of the whole server that has a number, where one stays; what only reads has none."""
+    first: str | None = None
+    for number in range(_LOOKS):
+        # When we asked is known by the clock that says when the other one began.
+        row = connection.execute(
+            """
+            select pg_catalog.pg_snapshot_xmin(s)::text,
+                   coalesce(mine.query_start - a.xact_start, mine.query_start - p.prepared)
+              from pg_catalog.pg_current_snapshot() as s
+              join pg_catalog.pg_stat_activity mine on mine.pid = pg_catalog.pg_backend_pid()
+              left join pg_catalog.pg_stat_activity a on a.backend_xid = pg_catalog.pg_snapshot_xmin(s)::xid
+              left join pg_catalog.pg_prepared_xacts p on p.transaction = pg_catalog.pg_snapshot_xmin(s)::xid
+             where pg_catalog.pg_snapshot_xmin(s) < pg_catalog.pg_snapshot_xmax(s)
+            """
+        ).fetchone()
+        if row is None or row[0] != (first or row[0]):
+            return None
+        first = row[0]
+        if row[1] is not None:
+            held = horizon.holder(connection, row[0])
+            return OpenTransaction(held.who, row[1], held.cure)
+        if number + 1 < _LOOKS:
+            time.sleep(_BETWEEN)
+    return None if first is None else OpenTransaction(horizon.holder(connection, first).who, None, _may_see(connection))
+
+
+def prepared(connection: db.Connection) -> list[OpenTransaction]:
+    """Each prepared transaction of the server, the oldest first."""
+    with connection.cursor(row_factory=class_row(OpenTransaction)) as cursor:
+        return cursor.execute(
+            """
+            select pg_catalog.format('%L (user %s, database %s)', p.gid, p.owner, p.database) as who,
+                   mine.query_start - p.prepared as age,
+                   pg_catalog.format('rollback prepared %L;', p.gid)
+                       || case when p.database = pg_catalog.current_database() then ''
+                               else pg_catalog.format('   -- in database %I', p.database) end as cure
+              from pg_catalog.pg_prepared_xacts p
+              join pg_catalog.pg_stat_activity mine on mine.pid = pg_catalog.pg_backend_pid()
+             order by p.prepared
+            """
+        ).fetchall()
+
+
+def _may_see(connection: db.Connection) -> str:
+    row = connection.execute("select pg_catalog.format('grant pg_read_all_stats to %I;', current_user)").fetchone()
+    assert row is not None  # noqa: S101 — one row by construction
+    return row[0]
+
+
+# ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def unguarded(connection: db.Connection) -> list[tuple[str, list[str]]]:
+    """The protected tables that can be written past their guard: by way of which of their family."""
+    return connection.execute(
+        """
+        with recursive family (root, relation) as (
+            select p.relation, p.relation::oid from gaffer.protected_table p
+              join pg_catalog.pg_class c on c.oid = p.relation
+            union
+            select f.root, i.inhrelid from pg_catalog.pg_inherits i join family f on i.inhparent = f.relation
+        )
+        select root::text, pg_catalog.array_agg(relation::regclass::text order by relation::regclass::text)
+          from family
+         where 3 <> (select count(*) from pg_catalog.pg_trigger t
+                      where t.tgrelid = relation and t.tgenabled in ('O', 'A')
+                        and t.tgname in ('gaffer_guard', 'gaffer_guard_truncate', 'gaffer_seal'))
+         group by root order by 1
+        """
+    ).fetchall()
