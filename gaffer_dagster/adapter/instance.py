@@ -301,11 +301,8 @@ def _daemons(asked: _Asked) -> Iterator[Check]:
         mark = Mark.WRONG if missing or max(late.values()) > _GONE else Mark.WARNING
         yield _check("daemon", mark, f"no sign of life: {', '.join(said)}", cure)
     else:
-        yield _check(
-            "daemon",
-            Mark.OK,
-            f"{', '.join(wanted)}: the oldest sign of life is {max(0.0, max(ages.values()).total_seconds()):.0f} s old",
-        )
+        oldest = max(0.0, max(ages.values()).total_seconds())
+        yield _check("daemon", Mark.OK, f"{', '.join(wanted)}: the oldest sign of life is {oldest:.0f} s old")
     for name in wanted:
         errors = list(beats[name].errors or []) if name in beats else []
         if errors:

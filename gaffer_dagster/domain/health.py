@@ -155,7 +155,8 @@ def _names(server: Server) -> Check:
             f"the search path of {server.role} leads into the schema gaffer: names such as job or alert in the jobs' "
             "own SQL mean our tables"
         )
-        return _check("search path", Mark.WARNING, found, server.cure("search_path", "public"))
+        cure = f"alter role {server.role} in database {server.database} set search_path = public;"
+        return _check("search path", Mark.WARNING, found, cure)
     return _check("search path", Mark.OK, ", ".join(server.schemas) or "empty: every table's name must be qualified")
 
 
@@ -224,22 +225,20 @@ def _writable(server: Server) -> Check:
         return _check("writable", Mark.WRONG, found, "let the URL name the primary (target_session_attrs=read-write)")
     if server.is_on("default_transaction_read_only"):
         found = "default_transaction_read_only is on: nothing can be written"
-        return _check("writable", Mark.WRONG, found, server.cure("default_transaction_read_only", "off"))
+        cure = server.cure("default_transaction_read_only", "off")
+        return _check("writable", Mark.WRONG, found, f"set default_transaction_read_only = off; {cure}")
     return _check("writable", Mark.OK, "it is a primary, and transactions may write")
 
 
 def _replication(server: Server) -> Check:
     names = server.settings["synchronous_standby_names"].value
     count = f"{server.standbys} standby{'' if server.standbys == 1 else 's'}"
-    waits = server.settings["synchronous_commit"].value
     if not names:
         lost = "; what was committed last can be lost in a fail-over, and fences stay right" if server.standbys else ""
         return _check("replication", Mark.OK, f"no synchronous standby, {count}{lost}")
     if not server.standbys or server.synchronous == 0:
-        found = f"synchronous_standby_names is {names!r}, and none of them is there: every COMMIT waits for ever"
-        mark = Mark.WARNING if waits in ("off", "local") else Mark.WRONG
-        return _check("replication", mark, found, "start the standby, or " + server.cure("synchronous_standby_names",
-                                                                                          "''"))  # fmt: skip
+        found = f"synchronous_standby_names is {names!r}, and none is there: every COMMIT waits until one is"
+        return _check("replication", Mark.WRONG, found, server.cure("synchronous_standby_names", "''"))
     if server.synchronous is None:
         found = f"synchronous_standby_names is {names!r}, {count}; whether they are synchronous is not for this role"
         return _check("replication", Mark.UNKNOWN, found, f"grant pg_read_all_stats to {server.role};")

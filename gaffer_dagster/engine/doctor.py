@@ -29,6 +29,7 @@ from gaffer_dagster.errors import (
     BadSpecError,
     DatabaseUnavailableError,
     GafferError,
+    MissingRightsError,
     NotDeliveredError,
     SchemaAheadError,
     SchemaBehindError,
@@ -122,6 +123,9 @@ def _schema(connection: db.Connection) -> Iterator[Check]:
     except SchemaAheadError as error:
         cure = "pip install --upgrade gaffer_dagster"
         yield Check("database", "schema", Mark.WRONG, str(error).rpartition("; ")[0], cure)
+    except MissingRightsError as error:
+        cure = " ".join(doctor.missing_rights(connection))
+        yield Check("database", "schema", Mark.WRONG, str(error).partition("; ")[0], cure)
     except GafferError as error:
         yield Check("database", "schema", Mark.WRONG, *str(error).rpartition("; ")[::2])
     else:

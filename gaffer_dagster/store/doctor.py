@@ -15,7 +15,7 @@ from gaffer_dagster.store import db, horizon
 _SETTINGS = [
     "autovacuum", "data_checksums", "default_transaction_read_only", "fsync", "full_page_writes",
     "idle_in_transaction_session_timeout", "idle_session_timeout", "lock_timeout", "max_connections",
-    "max_prepared_transactions", "reserved_connections", "search_path", "statement_timeout",
+    "max_prepared_transactions", "reserved_connections", "statement_timeout",
     "superuser_reserved_connections", "synchronous_commit", "synchronous_standby_names", "track_counts",
     "transaction_timeout",
 ]  # fmt: skip
@@ -167,6 +167,7 @@ def open_transaction(connection: db.Connection) -> OpenTransaction | None:
               left join pg_catalog.pg_stat_activity a on a.backend_xid = pg_catalog.pg_snapshot_xmin(s)::xid
               left join pg_catalog.pg_prepared_xacts p on p.transaction = pg_catalog.pg_snapshot_xmin(s)::xid
              where pg_catalog.pg_snapshot_xmin(s) < pg_catalog.pg_snapshot_xmax(s)
+                or a.pid is not null or p.gid is not null
             """
         ).fetchone()
         if row is None or row[0] != (first or row[0]):
