@@ -64,7 +64,7 @@ def examine(slots: Mapping[str, int]) -> list[Check]:
     """`slots`: of each job, how many of its runs may be at work side by side."""
     home = os.environ.get("DAGSTER_HOME", "")
     found = [_home(home)]
-    if found[0].mark is Mark.WRONG:
+    if found[0].mark in (Mark.WRONG, Mark.UNKNOWN):
         return found
     trap = _trap(home)
     if trap is not None:  # to go on would only show what it leads to
@@ -100,8 +100,9 @@ def examine(slots: Mapping[str, int]) -> list[Check]:
 def _said(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {_LIMIT.total_seconds():g} s"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return db.redact("; ".join(lines[:2]) or type(error).__name__)
+    texts = [str(each) for each in (error, error.__cause__) if each is not None]
+    lines = [line.strip() for text in texts for line in text.splitlines()[:2] if line.strip()]
+    return db.redact("; ".join(lines) or type(error).__name__)
 
 
 def _within(limit: timedelta, ask: Callable[[], Any]) -> Any:
