@@ -20,6 +20,7 @@ import yaml
 from dagster._core.instance.ref import InstanceRef
 from dagster._core.run_coordinator import QueuedRunCoordinator
 from dagster._core.scheduler.instigation import InstigatorStatus
+from sqlalchemy.engine import make_url
 
 from gaffer_dagster.adapter.assets import JOB_TAG
 from gaffer_dagster.adapter.definitions import dagster_name
@@ -202,7 +203,9 @@ def _storage(asked: _Asked) -> Iterator[Check]:
     asked.instance.run_storage.get_runs_count()
     url = getattr(asked.instance.run_storage, "postgres_url", None)
     if url is not None:
-        yield _check("storage", Mark.OK, f"Postgres at {db.describe(url)}, by {url.partition('://')[0]}")
+        where = make_url(url)
+        host = where.host or where.query.get("host", "localhost")
+        yield _check("storage", Mark.OK, f"Postgres at {host}, database {where.database}, by {where.drivername}")
     else:
         lone = "; SQLite is for development: one machine, and no second process for long" if "Sqlite" in name else ""
         yield _check("storage", Mark.OK, f"{name}{lone}")
