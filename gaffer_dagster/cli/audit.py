@@ -49,7 +49,9 @@ def audit(of: str | None, limit: int, as_json: bool) -> None:
 def _of(action: Action) -> str:
     if action.job is not None:
         return action.job
-    told = next((f"{kind} {action.details[kind]}" for kind in ("table", "watch") if kind in action.details), None)
+    told = next(
+        (f"{kind} {action.details[kind]}" for kind in ("table", "watch", "pool") if kind in action.details), None
+    )
     return told or "-"
 
 
@@ -122,4 +124,9 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "prepare": lambda of: f"table {of['table']} prepared",
     "migrate": lambda of: f"tables migrated to {max(of['migrations'])}",
     "prune": _pruned,
+    "pool": lambda of: (
+        f"Dagster's pool {of['pool']} limited to {of['to']}"
+        if of["to"] is not None
+        else f"Dagster's pool {of['pool']} not limited any more"
+    ),
 }

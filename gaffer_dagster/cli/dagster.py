@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gaffer_dagster import database
+from gaffer_dagster.cli.command import Read, Risky, confirm, counted, tell
 from gaffer_dagster.cli.definitions import jobs_in
 from gaffer_dagster.cli.doctor import code_of, of_code, of_dagster, show
-from gaffer_dagster.cli.operate import confirm, operator_of, whose
 from gaffer_dagster.domain.health import Check, Mark
 from gaffer_dagster.errors import GafferError
 from gaffer_dagster.store import db, jobs, migrate, operations
+from gaffer_dagster.store.operations import Operator
 
 
 @click.group()
@@ -24,9 +25,8 @@ def dagster() -> None:
     """Dagster's instance, which DAGSTER_HOME names."""
 
 
-@dagster.command()
+@dagster.command(cls=Read)
 @of_code
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def check(file: Path | None, module: str | None, as_json: bool) -> None:
     """What `gaffer doctor` says of Dagster, alone: storage, daemons, pools, switches, runs. Changes nothing.
 
@@ -42,39 +42,43 @@ def check(file: Path | None, module: str | None, as_json: bool) -> None:
     sys.exit(code_of(checks))
 
 
-@dagster.command()
+@dagster.command(cls=Risky)
 @of_code
-@click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each change.")
-@whose
-def sync(file: Path | None, module: str | None, yes: bool, as_json: bool, by: str | None, reason: str | None) -> None:
+def sync(file: Path | None, module: str | None, as_json: bool, operator: Operator) -> None:
     """Let as many runs of each job work at once as it has slots, and the others wait: the limits of Dagster's pools.
 
     Of the jobs that the database knows, or of those that -f or -m defines. The pools of retired jobs lose their limit.
     Limits that are right are left alone, and it refuses where a limit would do harm (granularity other than `run`).
     """
-    operator = operator_of(by, reason)
     slots, retired, url = _slots(file, module)
     pools = importlib.import_module("gaffer_dagster.adapter.pools")
     instance = importlib.import_module("gaffer_dagster.adapter.instance").open_instance()
     changes: list[Any] = pools.changes(instance, slots, retired)
-    if changes and not yes:
+    if changes:
         confirm(f"Change {', '.join(f'{each.pool} ({_shown(each)})' for each in changes)}?")
-    if url is None:
-        pools.change(instance, changes)
-        click.echo("gaffer: not noted in gaffer.operator_action, since there is no database", err=True)
-    else:
-        with db.connect(url, application_name="gaffer:dagster") as connection, connection.transaction():
-            for each in changes:
-                operations.note_pool(connection, each.job, each.before, each.after, operator)
-            pools.change(instance, changes)  # what cannot be noted is not done
+        _change(url, lambda: pools.change(instance, changes), changes, operator)
+    if as_json:
+        tell({"pool": each.pool, "before": each.before, "after": each.after} for each in changes)
+        return
     for each in changes:
-        if as_json:
-            click.echo(json.dumps({"pool": each.pool, "before": each.before, "after": each.after}))
-        else:
-            click.echo(f"{each.pool}: {_shown(each)}")
-    if not changes and not as_json:
-        click.echo(f"the pools of {len(slots)} job{'' if len(slots) == 1 else 's'} are as they should be")
+        click.echo(f"{each.pool}: {_shown(each)}")
+    if not changes:
+        click.echo(f"the pools of {counted(len(slots), 'job')} are as they should be")
+
+
+def _change(url: str | None, do: Callable[[], None], changes: Sequence[Any], operator: Operator) -> None:
+    """What cannot be noted is not done, where there is a database to note it in."""
+    if url is None:
+        do()
+        click.echo("gaffer: it is not noted who did it, since there is no database", err=True)
+        return
+    with db.connect(url, application_name="gaffer:dagster") as connection, connection.transaction():
+        known = jobs.names(connection)
+        for each in changes:
+            details = {"pool": each.pool, "from": each.before, "to": each.after}
+            operations.note(connection, each.job if each.job in known else None, "pool", operator, details)
+        do()
 
 
 def _shown(change: Any) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ from typing import Any
 import click
 
 from gaffer_dagster import database
+from gaffer_dagster.cli.command import Read, counted, file_option, printable, tell
 from gaffer_dagster.cli.definitions import jobs_in
-from gaffer_dagster.cli.show import printable
 from gaffer_dagster.domain.health import Check, Mark, worst
 from gaffer_dagster.engine import doctor as engine
 from gaffer_dagster.errors import GafferError
@@ -31,14 +29,11 @@ _COLOURS = {Mark.OK: "green", Mark.WARNING: "yellow", Mark.WRONG: "red", Mark.UN
 
 def of_code(command: Any) -> Any:
     command = click.option("-m", "--module", help="The module that defines the jobs.")(command)
-    return click.option(
-        "-f", "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The file that does."
-    )(command)
+    return file_option(help="The file that defines the jobs.")(command)
 
 
-@click.command()
+@click.command(cls=Read)
 @of_code
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def doctor(file: Path | None, module: str | None, as_json: bool) -> None:
     """Look at the database, the jobs and their tables, the receivers, and Dagster, and say what to do.
 
@@ -103,9 +98,7 @@ def show(checks: Iterable[Check], *, as_json: bool) -> None:
     found = list(checks)
     counts = Counter(check.mark for check in found)
     if as_json:
-        verdict = str(worst(found))
-        told = {"verdict": verdict, "checks": [asdict(check) | {"mark": str(check.mark)} for check in found]}
-        click.echo(json.dumps(told))
+        tell(found)
         return
     width = max((len(check.name) for check in found), default=0)
     for part, each in groupby(found, key=lambda check: check.part):
@@ -116,4 +109,6 @@ def show(checks: Iterable[Check], *, as_json: bool) -> None:
             if check.cure is not None and check.mark is not Mark.OK:
                 for line in check.cure.splitlines():  # to be pasted as it is
                     click.echo(f"  {'':13} {'':{width}}  → {printable(line)}")
-    click.echo(f"{len(found)} checks: " + ", ".join(f"{counts[mark]} {mark}" for mark in Mark if counts[mark]))
+    click.echo(
+        f"{counted(len(found), 'check')}: " + ", ".join(f"{counts[mark]} {mark}" for mark in Mark if counts[mark])
+    )

@@ -322,6 +322,10 @@ def gaffer(url: str | None, home: Path, *words: str) -> subprocess.CompletedProc
     return subprocess.run(command, cwd=home, env=given, capture_output=True, text=True, timeout=120)
 
 
+def lines(done: subprocess.CompletedProcess[Any]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 def limits(home: Path) -> dict[str, int]:
     with dg.DagsterInstance.from_config(str(home)) as instance:
         return dict(pools.limits(instance).own)
@@ -345,7 +349,8 @@ def test_sync_sets_what_is_not_right_and_notes_who_did(shop: str, home: Path, in
     assert (done.returncode, done.stdout) == (0, "gaffer/four: 2 → 4\n"), done.stderr
     assert limits(home) == {"gaffer/one": 1, "gaffer/four": 4, "gaffer/stranger": 7}
     noted = "select job, by, reason, details from gaffer.operator_action where action = 'pool'"
-    assert jobs.query(shop, noted) == [("four", "ann", "new slots", {"from": 2, "to": 4})]
+    assert jobs.query(shop, noted) == [("four", "ann", "new slots", {"pool": "gaffer/four", "from": 2, "to": 4})]
+    assert "Dagster's pool gaffer/four limited to 4" in gaffer(shop, home, "audit").stdout
     again = gaffer(shop, home, "dagster", "sync", "--yes")
     assert (again.returncode, again.stdout) == (0, "the pools of 2 jobs are as they should be\n")
     assert len(jobs.query(shop, noted)) == 1
@@ -355,8 +360,7 @@ def test_sync_takes_away_the_limits_of_retired_jobs_only(shop: str, home: Path) 
     jobs.execute(shop, "update gaffer.job set retired_at = now() where name = 'one'")
     done = gaffer(shop, home, "dagster", "sync", "--yes", "--json")
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert told == [{"pool": "gaffer/one", "before": 1, "after": None}]
+    assert lines(done) == [{"pool": "gaffer/one", "before": 1, "after": None}]
     assert limits(home) == {"gaffer/four": 4}
 
 
@@ -400,7 +404,7 @@ def test_sync_goes_by_the_code_where_there_is_no_database(shop: str, home: Path,
 def test_the_check_goes_on_where_there_is_no_database(home: Path) -> None:
     done = gaffer("postgresql://somebody:canary@127.0.0.1:1/nowhere", home, "dagster", "check", "--json")
     assert done.returncode == 2, done.stderr
-    told = {each["name"]: each for each in json.loads(done.stdout)["checks"]}
+    told = {each["name"]: each for each in lines(done)}
     assert told["jobs"]["mark"] == "cannot tell"
     assert told["daemon"]["mark"] == "ok"
     assert "canary" not in done.stdout + done.stderr
@@ -408,12 +412,12 @@ def test_the_check_goes_on_where_there_is_no_database(home: Path) -> None:
 
 def test_the_doctor_looks_at_both(shop: str, home: Path, instance: dg.DagsterInstance) -> None:
     jobs.execute(shop, "create table source (id int primary key, done_at timestamptz)")
-    well = json.loads(gaffer(shop, home, "doctor", "--json").stdout)
-    assert [each for each in well["checks"] if each["part"] == "dagster" and each["mark"] != "ok"] == []
+    well = lines(gaffer(shop, home, "doctor", "--json"))
+    assert [each for each in well if each["part"] == "dagster" and each["mark"] != "ok"] == []
     instance.wipe_daemon_heartbeats()
     done = gaffer("postgresql://somebody:canary@127.0.0.1:1/nowhere", home, "doctor", "--json", "-m", "shop")
     assert done.returncode == 75, done.stderr
-    found = {(each["part"], each["name"]): each["mark"] for each in json.loads(done.stdout)["checks"]}
+    found = {(each["part"], each["name"]): each["mark"] for each in lines(done)}
     assert found["dagster", "daemon"] == "wrong"
     assert found["dagster", "pools"] == "ok"
     assert found["database", "reachable"] == "wrong"
@@ -440,7 +444,7 @@ def test_real_daemons(url: str, tmp_path: Path) -> None:
                 timeout=120,
             )
             assert done.returncode in (0, 1), done.stderr
-            return {each["name"]: each for each in json.loads(done.stdout)["checks"] if each["mark"] != "ok"}
+            return {each["name"]: each for each in lines(done) if each["mark"] != "ok"}
 
         def run(cure: str) -> None:
             subprocess.run(shlex.split(cure), cwd=made.home, env=made.environment, check=True, timeout=120)
