@@ -20,6 +20,7 @@ import yaml
 from dagster._core.instance.ref import InstanceRef
 from dagster._core.run_coordinator import QueuedRunCoordinator
 from dagster._core.scheduler.instigation import InstigatorStatus
+from sqlalchemy.engine import make_url
 
 from gaffer_dagster.adapter.assets import JOB_TAG
 from gaffer_dagster.adapter.definitions import dagster_name
@@ -64,7 +65,7 @@ def examine(slots: Mapping[str, int]) -> list[Check]:
     """`slots`: of each job, how many of its runs may be at work side by side."""
     home = os.environ.get("DAGSTER_HOME", "")
     found = [_home(home)]
-    if found[0].mark is Mark.WRONG:
+    if found[0].mark in (Mark.WRONG, Mark.UNKNOWN):
         return found
     trap = _trap(home)
     if trap is not None:  # to go on would only show what it leads to
@@ -100,8 +101,9 @@ def examine(slots: Mapping[str, int]) -> list[Check]:
 def _said(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {_LIMIT.total_seconds():g} s"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return db.redact("; ".join(lines[:2]) or type(error).__name__)
+    texts = [str(each) for each in (error, error.__cause__) if each is not None]
+    lines = [line.strip() for text in texts for line in text.splitlines()[:2] if line.strip()]
+    return db.redact("; ".join(lines) or type(error).__name__)
 
 
 def _within(limit: timedelta, ask: Callable[[], Any]) -> Any:
@@ -201,7 +203,9 @@ def _storage(asked: _Asked) -> Iterator[Check]:
     asked.instance.run_storage.get_runs_count()
     url = getattr(asked.instance.run_storage, "postgres_url", None)
     if url is not None:
-        yield _check("storage", Mark.OK, f"Postgres at {db.describe(url)}, by {url.partition('://')[0]}")
+        where = make_url(url)
+        host = where.host or where.query.get("host", "localhost")
+        yield _check("storage", Mark.OK, f"Postgres at {host}, database {where.database}, by {where.drivername}")
     else:
         lone = "; SQLite is for development: one machine, and no second process for long" if "Sqlite" in name else ""
         yield _check("storage", Mark.OK, f"{name}{lone}")

@@ -59,7 +59,7 @@ COMMANDS = {
         "migrate": ("database", "Bring the tables of gaffer_dagster up to date."),
         "register": ("operate", "Make jobs known before the new code runs."),
         "prepare": ("database", "Give a table what jobs need to read it."),
-        "dagster": ("dagster", "Dagster's instance: look at it, set its pools."),
+        "dagster": ("dagster", "What Dagster's instance has to do with the jobs."),
         "db": ("database", "The private Postgres for development; psql."),
         "completion": ("completion", "Let the shell complete commands and names of jobs."),
     },

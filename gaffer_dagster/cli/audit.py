@@ -49,7 +49,9 @@ def audit(of: str | None, limit: int, as_json: bool) -> None:
 def _of(action: Action) -> str:
     if action.job is not None:
         return action.job
-    told = next((f"{kind} {action.details[kind]}" for kind in ("table", "watch") if kind in action.details), None)
+    told = next(
+        (f"{kind} {action.details[kind]}" for kind in ("table", "watch", "pool") if kind in action.details), None
+    )
     return told or "-"
 
 
@@ -94,10 +96,6 @@ def _adopted(of: Mapping[str, Any]) -> str:
     return f"adopted after a restore, fences {of['gap']:,} ahead{moved}"
 
 
-def _limit(limit: int | None) -> str:
-    return "none" if limit is None else str(limit)
-
-
 def _pruned(of: Mapping[str, Any]) -> str:
     return (
         f"pruned {counted(of['runs'], 'run')} and {counted(of['alerts'], 'incident')} of before "
@@ -127,5 +125,9 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "migrate": lambda of: f"tables migrated to {max(of['migrations'])}",
     "prune": _pruned,
     "redo": lambda of: f"interval from {of['since']} to {of['until']} done once more",
-    "set pool": lambda of: f"limit of pool {of['pool']} set from {_limit(of['from'])} to {_limit(of['to'])}",
+    "pool": lambda of: (
+        f"Dagster's pool {of['pool']} limited to {of['to']}"
+        if of["to"] is not None
+        else f"Dagster's pool {of['pool']} not limited any more"
+    ),
 }

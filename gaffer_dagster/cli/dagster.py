@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gaffer_dagster import database
-from gaffer_dagster.cli.command import Read, Risky, confirm, counted
+from gaffer_dagster.cli.command import Read, Risky, confirm, counted, tell
 from gaffer_dagster.cli.definitions import jobs_in
 from gaffer_dagster.cli.doctor import code_of, of_code, of_dagster, show
 from gaffer_dagster.domain.health import Check, Mark
@@ -43,7 +44,8 @@ def check(file: Path | None, module: str | None, as_json: bool) -> None:
 
 @dagster.command(cls=Risky)
 @of_code
-def sync(file: Path | None, module: str | None, operator: Operator) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each change.")
+def sync(file: Path | None, module: str | None, as_json: bool, operator: Operator) -> None:
     """Let as many runs of each job work at once as it has slots, and the others wait: the limits of Dagster's pools.
 
     Of the jobs that the database knows, or of those that -f or -m defines. The pools of retired jobs lose their limit.
@@ -55,21 +57,28 @@ def sync(file: Path | None, module: str | None, operator: Operator) -> None:
     changes: list[Any] = pools.changes(instance, slots, retired)
     if changes:
         confirm(f"Change {', '.join(f'{each.pool} ({_shown(each)})' for each in changes)}?")
-    if url is None:
-        pools.change(instance, changes)
-        click.echo("gaffer: not noted in gaffer.operator_action, since there is no database", err=True)
-    else:
-        with db.connect(url, application_name="gaffer:dagster") as connection, connection.transaction():
-            known = jobs.names(connection)
-            for each in changes:
-                details = {"pool": each.pool, "from": each.before, "to": each.after}
-                # A job that only the code knows has no row yet for it to belong to.
-                operations.note(connection, each.job if each.job in known else None, "set pool", operator, details)
-            pools.change(instance, changes)  # what cannot be noted is not done
+        _change(url, lambda: pools.change(instance, changes), changes, operator)
+    if as_json:
+        tell({"pool": each.pool, "before": each.before, "after": each.after} for each in changes)
+        return
     for each in changes:
         click.echo(f"{each.pool}: {_shown(each)}")
     if not changes:
         click.echo(f"the pools of {counted(len(slots), 'job')} are as they should be")
+
+
+def _change(url: str | None, do: Callable[[], None], changes: Sequence[Any], operator: Operator) -> None:
+    """What cannot be noted is not done, where there is a database to note it in."""
+    if url is None:
+        do()
+        click.echo("gaffer: it is not noted who did it, since there is no database", err=True)
+        return
+    with db.connect(url, application_name="gaffer:dagster") as connection, connection.transaction():
+        known = jobs.names(connection)
+        for each in changes:
+            details = {"pool": each.pool, "from": each.before, "to": each.after}
+            operations.note(connection, each.job if each.job in known else None, "pool", operator, details)
+        do()
 
 
 def _shown(change: Any) -> str:

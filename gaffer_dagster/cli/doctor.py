@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from gaffer_dagster import database
-from gaffer_dagster.cli.command import Read, file_option, printable, tell
+from gaffer_dagster.cli.command import Read, counted, file_option, printable, tell
 from gaffer_dagster.cli.definitions import jobs_in
 from gaffer_dagster.domain.health import Check, Mark, worst
 from gaffer_dagster.engine import doctor as engine
@@ -29,7 +29,7 @@ _COLOURS = {Mark.OK: "green", Mark.WARNING: "yellow", Mark.WRONG: "red", Mark.UN
 
 def of_code(command: Any) -> Any:
     command = click.option("-m", "--module", help="The module that defines the jobs.")(command)
-    return file_option(help="The file that does.")(command)
+    return file_option(help="The file that defines the jobs.")(command)
 
 
 @click.command(cls=Read)
@@ -109,4 +109,6 @@ def show(checks: Iterable[Check], *, as_json: bool) -> None:
             if check.cure is not None and check.mark is not Mark.OK:
                 for line in check.cure.splitlines():  # to be pasted as it is
                     click.echo(f"  {'':13} {'':{width}}  → {printable(line)}")
-    click.echo(f"{len(found)} checks: " + ", ".join(f"{counts[mark]} {mark}" for mark in Mark if counts[mark]))
+    click.echo(
+        f"{counted(len(found), 'check')}: " + ", ".join(f"{counts[mark]} {mark}" for mark in Mark if counts[mark])
+    )
