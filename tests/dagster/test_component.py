@@ -508,12 +508,10 @@ def test_dg_lists_it_and_accepts_the_example(example: Path) -> None:
 
 
 def test_the_jobs_of_the_example_run(example: Path, url: str) -> None:
-    jobs.execute(url, "create table flights (id bigint primary key, carrier text, delay int)")
-    jobs.execute(url, "create table carriers (carrier text primary key, flights bigint)")
-    jobs.execute(url, "create table delays (flight bigint, minutes int)")
+    jobs.execute(url, (example / "tables.sql").read_text())
     with db.connect(url, application_name="test") as connection:
         prepare.apply(connection, prepare.statements(connection, "flights", "id", changed=False))
-    jobs.execute(url, "insert into flights select n, 'C' || n %% 3, n from generate_series(1, 30) n where %s", True)
+    jobs.execute(url, "insert into flights select n, 'C' || n %% 3, n from generate_series(1, %s) n", 30)
     for job in ("carriers_job", "delays_job"):
         accepted(run_dg(example, "launch", "--job", job, GAFFER_DATABASE_URL=url))
     assert jobs.query(url, "select carrier, flights from carriers order by 1") == [("C0", 10), ("C1", 10), ("C2", 10)]

@@ -146,6 +146,7 @@ def with_resources(batch: gd.Batch, slack: Slack, plain: dg.ResourceParam[str]) 
 
 assert_type(with_resources, dg.AssetsDefinition)
 
+
 def by_itself(batch: gd.Batch) -> None:
     batch.log.info("works")
 
