@@ -140,7 +140,7 @@ class _Options(TypedDict, total=False):
     op_tags: Mapping[str, Any] | None
     required_resource_keys: Set[str] | None
     hooks: Set[dg.HookDefinition] | None
-    automation_condition: dg.AutomationCondition[dg.AssetKey] | None
+    automation_condition: dg.AutomationCondition[Any] | None
 
 
 @overload
@@ -177,7 +177,7 @@ def gaffer_asset(
     op_tags: Mapping[str, Any] | None = None,
     required_resource_keys: Set[str] | None = None,
     hooks: Set[dg.HookDefinition] | None = None,
-    automation_condition: dg.AutomationCondition[dg.AssetKey] | None = None,
+    automation_condition: dg.AutomationCondition[Any] | None = None,
     **others: object,
 ) -> Callable[[Function], dg.AssetsDefinition] | dg.AssetsDefinition:
     """Makes an asset of a function that does one `Batch` and returns nothing, or a dict of metadata.

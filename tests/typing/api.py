@@ -128,3 +128,39 @@ in_sql = gd.gaffer_asset(
     schedule=gd.Schedule("@hourly"),
 )
 assert_type(in_sql, dg.AssetsDefinition)
+
+
+class Slack(dg.ConfigurableResource[None]):
+    channel: str
+
+
+@gd.gaffer_asset(
+    due=gd.NewRows("flights", key="id"),
+    automation_condition=dg.AutomationCondition.eager(),
+    required_resource_keys={"mail"},
+    deps=["raw"],
+)
+def with_resources(batch: gd.Batch, slack: Slack, plain: dg.ResourceParam[str]) -> None:
+    batch.log.info("told", channel=slack.channel, plain=plain)
+
+
+assert_type(with_resources, dg.AssetsDefinition)
+
+
+def by_itself(batch: gd.Batch) -> None:
+    batch.log.info("works")
+
+
+component = gd.GafferComponent(
+    name="carriers",
+    due=gd.NewRows("flights", key="id"),
+    sql="insert into carriers select carrier, count(*) from due group by carrier",
+    schedule=gd.Schedule("@hourly"),
+    bounds=gd.Bounds(timeout="20m"),
+    alerts=gd.Alerts(grace="30m"),
+    database_url_variable="CRM_DATABASE_URL",
+    kinds={"sql"},
+)
+assert_type(component.asset, dg.AssetsDefinition)
+assert_type(component.resource, gd.GafferResource)
+of_function = gd.GafferComponent(name="told", due=gd.Elapsed(), function=by_itself)
