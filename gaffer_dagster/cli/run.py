@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gaffer_dagster import database
 from gaffer_dagster.cli import show
-from gaffer_dagster.cli.command import tell
+from gaffer_dagster.cli.command import job_argument, tell
 from gaffer_dagster.cli.definitions import jobs_in
 from gaffer_dagster.cli.process import log_to_stderr, signals
 from gaffer_dagster.domain.moment import as_moment
@@ -28,7 +28,7 @@ from gaffer_dagster.store import db
 
 
 @click.command()
-@click.argument("job")
+@job_argument()
 @click.option("-f", "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The Python file.")
 @click.option("-m", "--module", help="The Python module, as `import` knows it.")
 @click.option("--once", is_flag=True, help="One run; without it, a run that was capped is followed by the next.")

@@ -79,7 +79,16 @@ def test_commands_options_and_jobs_are_completed(url: str, monkeypatch: pytest.M
         jobs.execute(url, "select gaffer.register_external(%s)", name)
     assert completed([], "re") == ["resume", "release", "rename", "retire", "register"]
     assert "--reason" in completed(["pause"], "--r")
-    for words in (["status"], ["pause"], ["items", "list"], ["watermark", "set"], ["rename"], ["audit"], ["retire"]):
+    for words in (
+        ["status"],
+        ["pause"],
+        ["items", "list"],
+        ["watermark", "set"],
+        ["rename"],
+        ["audit"],
+        ["retire"],
+        ["run"],
+    ):
         assert completed(words, "fl") == ["fleet", "flights"], words
 
 
