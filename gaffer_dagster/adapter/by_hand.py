@@ -44,6 +44,12 @@ class _ByHand(GafferResource):
             yield run
 
 
+def warm_up() -> None:
+    """Has Dagster load what it loads only when it first needs an instance."""
+    with dg.DagsterInstance.ephemeral():
+        pass
+
+
 def materialize(asset: Asset, url: str, *, resources: Mapping[str, object], **options: Any) -> Run:
     """The run that materializing the asset was, as `dg.materialize` does it. `options` are those of
     `gaffer_dagster.engine.run.open_run`. Raises what the asset's function raised."""

@@ -36,7 +36,7 @@ class Ending:
 
 
 CONTEXT = multiprocessing.get_context("forkserver")
-PRELOADED = [__name__, "gaffer_dagster.testing.jobs", "gaffer_dagster.adapter.by_hand"]
+PRELOADED = [__name__, "gaffer_dagster.testing.bench", "gaffer_dagster.testing.warm"]
 CONTEXT.set_forkserver_preload(PRELOADED)
 
 
