@@ -63,7 +63,7 @@ def _definition(name: str, module: str, mark: str = "##") -> str:
     members = [each for each in node.body if isinstance(each, ast.FunctionDef)]
     members = [each for each in members if not {each.name, f"{name}.{each.name}"} & set(_INTERNAL)]
     made = [_signature(each, source, name) for each in members if each.name == "__init__"]
-    parts = [f"{mark} {name}", *made, _doc(node), _values(node)]
+    parts = [f"{mark} {name}", *made, _doc(node), _values(node), _fields(node)]
     for each in members:
         if not each.name.startswith("_") and _doc(each):
             parts.append(f"{mark}# {name}.{each.name}\n\n{_signature(each, source)}\n\n{_doc(each)}")
@@ -78,6 +78,23 @@ def _values(node: ast.ClassDef) -> str:
             text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
             lines.append(f"- `{each.value.value}` {_line(str(text))}".rstrip())
     return "\n".join(lines)
+
+
+def _fields(node: ast.ClassDef) -> str:
+    """Of a component: each field of its YAML, with what `_says` says of it."""
+    lines: list[str] = []
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign) and "_says(" in ast.unparse(each.annotation):
+            (says,) = (call for call in ast.walk(each.annotation) if isinstance(call, ast.Call) and _is_says(call))
+            text = says.args[0].value if isinstance(says.args[0], ast.Constant) else "As of `JobSpec`."
+            lines.append(
+                f"- `{ast.unparse(each.target)}`{' (required)' if each.value is None else ''} {_line(str(text))}"
+            )
+    return "\n".join(lines)
+
+
+def _is_says(call: ast.Call) -> bool:
+    return ast.unparse(call.func) == "_says"
 
 
 def _signature(node: ast.FunctionDef, source: list[str], name: str | None = None) -> str:

@@ -62,9 +62,10 @@ def test_an_example_is_read_at_one_look(path: Path) -> None:
 
 
 def test_what_is_not_run_is_little_and_known() -> None:
-    found = Counter(block.unrun for page in PAGES for block in pages.blocks(page.read_text()))
+    written = [page for page in PAGES if page.parent.name != "reference"]
+    found = Counter(block.unrun for page in written for block in pages.blocks(page.read_text()))
     assert found.pop(None) > 100
-    assert found == {"install": 2, "browser": 2, "crontab": 4, "elsewhere": 4, "compose": 1, "kubernetes": 1}
+    assert found == {"install": 3, "browser": 2, "crontab": 4, "elsewhere": 4, "compose": 1, "kubernetes": 1}
 
 
 def generator() -> ModuleType:
