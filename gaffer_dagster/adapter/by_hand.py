@@ -46,7 +46,7 @@ class _ByHand(GafferResource):
 
 def warm_up() -> None:
     """Has Dagster load what it loads only when it first needs an instance."""
-    with dg.DagsterInstance.ephemeral():
+    with dg.DagsterInstance.ephemeral():  # pyright: ignore[reportUnknownMemberType] — Dagster's own annotation
         pass
 
 

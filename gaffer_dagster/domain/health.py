@@ -265,7 +265,7 @@ def _encoding(server: Server) -> Check:
     if server.encoding == "UTF8":
         return _check("encoding", Mark.OK, "UTF8")
     found = f"{server.encoding}: text that it does not have, in an error or a key, cannot be stored"
-    return _check("encoding", Mark.WARNING, found, "create a database with encoding 'UTF8', and move to it")
+    return _check("encoding", Mark.WARNING, found, "move to a database with encoding 'UTF8'")
 
 
 # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────────
