@@ -101,14 +101,13 @@ class Server:
 
     def cure(self, name: str, value: str) -> str:
         """SQL that makes a setting so where it was made otherwise."""
-        source = self.settings[name].source
-        if source == "user":
-            return f"alter role {self.role} set {name} = {value};"
-        if source == "database":
-            return f"alter database {self.database} set {name} = {value};"
-        if source == "database user":
-            return f"alter role {self.role} in database {self.database} set {name} = {value};"
-        return f"alter system set {name} = {value}; select pg_reload_conf();"
+        whose = {
+            "user": f"role {self.role}",
+            "database": f"database {self.database}",
+            "database user": f"role {self.role} in database {self.database}",
+        }.get(self.settings[name].source)
+        then = "" if whose else "; select pg_reload_conf()"
+        return f"alter {whose or 'system'} set {name} = {value}{then};"
 
 
 def of_server(server: Server) -> Iterator[Check]:
