@@ -212,14 +212,15 @@ def _headline(record: RunRecord, spec: JobSpec) -> str:
         return "**Paused:** nothing was done, and this tick is skipped; what is due is done after the pause"
     if outcome is Outcome.LATE:
         return "**Late:** nothing was done; what was due waits for the next tick"
+    if outcome is Outcome.RUNNING:
+        return f"**Running:** {did} so far"
     if outcome is Outcome.INTERRUPTED:
         return f"**Interrupted:** told to stop after {did}, which stay"
     why = {
-        Outcome.FAILED: "Failed",
         Outcome.TIMED_OUT: "Timed out",
         Outcome.LOST_LEASE: "Lost its lease",
         Outcome.ABANDONED: "Found dead",
-    }.get(outcome, str(outcome))
+    }.get(outcome, "Failed")
     kept = f"{did} had been committed and stay" if record.batches else "nothing was committed"
     return f"**{why}:** {kept}; the next run goes on from there"
 

@@ -97,7 +97,7 @@ def open_browser(shop: Shop) -> Iterator[Page]:
             timezone_id="America/New_York",
             locale="en-US",
         )
-        context.set_default_timeout(30_000)
+        context.set_default_timeout(60_000)
         yield context.new_page()
         browser.close()
 

@@ -13,7 +13,7 @@ from gaffer_dagster.testing import scratch_database
 from tests.browser.shop import Shop, launch, open_browser, open_shop, see, type_config
 from tests.support import jobs
 
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=60_000)
 pytestmark = pytest.mark.timeout(600)
 
 
