@@ -31,7 +31,7 @@ from gaffer_dagster.engine import doctor
 from gaffer_dagster.engine.registry import Definition, register_all
 from gaffer_dagster.store import db
 from gaffer_dagster.store import doctor as asked
-from gaffer_dagster.testing import Clock, scratch_database
+from gaffer_dagster.testing import Clock, Databases
 from tests.postgres.test_command import gaffer
 from tests.postgres.test_migrations import WORKER
 from tests.support import jobs, protocol
@@ -51,9 +51,9 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def migrated(server_url: str) -> Iterator[str]:
-    with scratch_database(server_url) as url:
-        yield db.parse_url(url)["dbname"]
+def gaffer_databases(server_url: str) -> Iterator[Databases]:
+    with Databases(server_url) as databases:
+        yield databases
 
 
 @pytest.fixture
