@@ -20,6 +20,7 @@ from gaffer_dagster.domain.due import EachInterval, PendingRows
 from gaffer_dagster.domain.moment import as_moment, end_of
 from gaffer_dagster.domain.page import both_clocks, verbatim
 from gaffer_dagster.domain.run import Outcome
+from gaffer_dagster.engine import redo
 from gaffer_dagster.engine.run import Run
 from gaffer_dagster.engine.watermark import plan_move, said
 from gaffer_dagster.errors import BadInputError, GafferError, JobHeldError
@@ -199,7 +200,6 @@ def _drop_rows(asked: _Asked, connection: db.Connection) -> str:
 def _redo(asked: _Asked, connection: db.Connection) -> str:
     job, config = asked.job, asked.config
     at = as_moment(config["interval"], "interval", job.spec.timezone)
-    window = job.spec.interval_of(at)
     run: Run | None = None
     try:
         with asked.resource.run(
@@ -210,8 +210,7 @@ def _redo(asked: _Asked, connection: db.Connection) -> str:
             despite_pause=config["despite_pause"],
         ) as run:
             if not run.outcome.did_not_work:
-                span = {"since": window.since.isoformat(), "until": window.until.isoformat()}
-                operations.note(connection, asked.name, "redo", asked.operator, span)
+                redo.note(connection, job.spec, at, asked.operator)
             run.apply(job.work)
     except Exception:
         if run is not None and run.record is not None:

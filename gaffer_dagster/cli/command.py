@@ -42,6 +42,10 @@ class Read(click.Command):
         )
 
 
+BY: dict[str, Any] = {"metavar": "WHO", "help": "Who does it; left out: user and host."}
+REASON: dict[str, Any] = {"metavar": "TEXT", "help": "Why, for those who come after; see: gaffer audit."}
+
+
 class Change(click.Command):
     """Gets an `operator`, and its row in `gaffer.operator_action`. Never asks; --yes is accepted for evenness."""
 
@@ -51,13 +55,13 @@ class Change(click.Command):
         super().__init__(*args, **kwargs)
         self.params += [
             click.Option(["--yes"], is_flag=True, help=self.yes_help),
-            click.Option(["--by"], metavar="WHO", help="Who does it; left out: user and host."),
-            click.Option(["--reason"], metavar="TEXT", help="Why, for those who come after; see: gaffer audit."),
+            click.Option(["--by"], **BY),
+            click.Option(["--reason"], **REASON),
         ]
 
     def invoke(self, ctx: click.Context) -> Any:
         ctx.meta[_YES] = ctx.params.pop("yes")
-        ctx.params["operator"] = _operator(ctx.params.pop("by"), ctx.params.pop("reason"))
+        ctx.params["operator"] = operator_of(ctx.params.pop("by"), ctx.params.pop("reason"))
         return super().invoke(ctx)
 
 
@@ -67,7 +71,7 @@ class Risky(Change):
     yes_help = "Do not ask."
 
 
-def _operator(by: str | None, reason: str | None) -> Operator:
+def operator_of(by: str | None, reason: str | None) -> Operator:
     if by is None:
         try:
             by = f"{getpass.getuser()}@{socket.gethostname()}"

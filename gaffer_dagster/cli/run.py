@@ -15,16 +15,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gaffer_dagster import database
 from gaffer_dagster.cli import show
-from gaffer_dagster.cli.command import job_argument, tell
+from gaffer_dagster.cli.command import BY, REASON, job_argument, operator_of, tell
 from gaffer_dagster.cli.definitions import jobs_in
 from gaffer_dagster.cli.process import log_to_stderr, signals
 from gaffer_dagster.domain.moment import as_moment
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.engine.log import wrap
+from gaffer_dagster.engine.redo import note
 from gaffer_dagster.engine.run import Run, open_run
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.errors import DatabaseUnavailableError, GafferError, UnknownJobError
 from gaffer_dagster.store import db
+from gaffer_dagster.store.operations import Operator
 
 
 @click.command()
@@ -34,6 +36,8 @@ from gaffer_dagster.store import db
 @click.option("--once", is_flag=True, help="One run; without it, a run that was capped is followed by the next.")
 @click.option("--despite-pause", is_flag=True, help="Also while the job is paused.")
 @click.option("--interval", "redo", metavar="TIME", help="Do the interval that TIME is in once more; nothing else.")
+@click.option("--by", **BY)
+@click.option("--reason", **REASON)
 @click.option("--json", "as_json", is_flag=True, help="Print each run's record, and log, as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Log errors only.")
 def run(
@@ -43,13 +47,15 @@ def run(
     once: bool,
     despite_pause: bool,
     redo: str | None,
+    by: str | None,
+    reason: str | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Run JOB, as -f FILE or -m MODULE defines it, until nothing due is left.
 
     Exits 0 also when another run has the lease, or the job is paused; 1 when it failed; 75 when the database cannot
-    be reached; 128 + n when signal n interrupted it.
+    be reached; 128 + n when signal n interrupted it. --by and --reason are kept of an --interval.
     """
     # On a terminal a bar says what each batch's line says elsewhere.
     level = logging.ERROR if quiet else logging.WARNING if _has_bar(as_json) else logging.INFO
@@ -60,15 +66,20 @@ def run(
             raise UnknownJobError(f"no job {job!r} is defined there; there is {', '.join(sorted(jobs)) or 'none'}")
         found = jobs[job]
         again = None if redo is None else as_moment(redo, "--interval", found.job.spec.timezone)
+        operator = operator_of(by, reason)
         url = database.from_environment() if found.resource is None else found.resource.url()
         while True:
-            outcome, items = _run_once(found.job, url, despite_pause=despite_pause, redo=again, as_json=as_json)
+            outcome, items = _run_once(
+                found.job, url, despite_pause=despite_pause, redo=again, operator=operator, as_json=as_json
+            )
             # A run that was capped without doing anything waits for something: the next wake-up will see.
             if once or outcome is not Outcome.CAPPED or not items:
                 break
 
 
-def _run_once(job: Any, url: str, *, despite_pause: bool, redo: datetime | None, as_json: bool) -> tuple[Outcome, int]:
+def _run_once(
+    job: Any, url: str, *, despite_pause: bool, redo: datetime | None, operator: Operator, as_json: bool
+) -> tuple[Outcome, int]:
     log = wrap(logging.getLogger("gaffer"))
     bar = _progress() if _has_bar(as_json) else None
     opened: Run | None = None
@@ -89,6 +100,9 @@ def _run_once(job: Any, url: str, *, despite_pause: bool, redo: datetime | None,
         ):
             if bar is not None and opened.outcome is Outcome.RUNNING:
                 bar.add_task(job.spec.name, total=opened.backlog(), pace="")
+            if redo is not None and opened.outcome is Outcome.RUNNING:
+                with db.connect(url, application_name="gaffer:run") as connection:
+                    note(connection, job.spec, redo, operator)
             opened.apply(job.work)
     except Exception as error:
         if isinstance(error, GafferError):

@@ -12,7 +12,15 @@ from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.watermark import Position, TimePosition
 from gaffer_dagster.engine.sources import Page, Wait
 from gaffer_dagster.errors import BadInputError
-from gaffer_dagster.store import db, due_sql
+from gaffer_dagster.store import db, due_sql, operations
+from gaffer_dagster.store.operations import Operator
+
+
+def note(connection: db.Connection, spec: JobSpec, at: datetime, operator: Operator) -> None:
+    """Who lets the interval that `at` is in be done once more; how it went is said by its run."""
+    window = spec.interval_of(at)
+    span = {"since": window.since.isoformat(), "until": window.until.isoformat()}
+    operations.note(connection, spec.name, "redo", operator, span)
 
 
 class RedoSource:

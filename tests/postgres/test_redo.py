@@ -204,8 +204,10 @@ def test_gaffer_run_interval(url: str, tmp_path: Path) -> None:
     refused = run("days", "--interval", "2026-01-02")
     assert (refused.returncode, "has not been done yet" in refused.stderr) == (1, True)
     assert told(run("days"))[0]["items"] == 3
-    done = run("days", "--interval", "2026-01-02")  # the local day
+    done = run("days", "--interval", "2026-01-02", "--by", "ann", "--reason", "a late row")  # the local day
     assert done.returncode == 0, done.stderr
+    kept = jobs.query(url, "select by, reason, details ->> 'since' from gaffer.operator_action where action = 'redo'")
+    assert kept == [("ann", "a late row", "2026-01-02T00:00:00-05:00")]
     assert {key: told(done)[0][key] for key in ("trigger", "items", "redo_since", "redo_until", "outcome")} == {
         "trigger": "redo",
         "items": 1,
