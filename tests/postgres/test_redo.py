@@ -207,7 +207,7 @@ def test_gaffer_run_interval(url: str, tmp_path: Path) -> None:
     done = run("days", "--interval", "2026-01-02", "--by", "ann", "--reason", "a late row")  # the local day
     assert done.returncode == 0, done.stderr
     kept = jobs.query(url, "select by, reason, details ->> 'since' from gaffer.operator_action where action = 'redo'")
-    assert kept == [("ann", "a late row", "2026-01-02T00:00:00-05:00")]
+    assert kept == [("ann", "a late row", "2026-01-02T05:00:00+00:00")]
     assert {key: told(done)[0][key] for key in ("trigger", "items", "redo_since", "redo_until", "outcome")} == {
         "trigger": "redo",
         "items": 1,
