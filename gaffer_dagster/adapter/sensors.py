@@ -19,6 +19,7 @@ from gaffer_dagster.adapter.assets import JOB_TAG, GafferJob
 from gaffer_dagster.adapter.pools import make_room
 from gaffer_dagster.adapter.resource import GafferResource
 from gaffer_dagster.domain.alert import Kind
+from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.incident import Alert
 from gaffer_dagster.engine import heartbeat
 from gaffer_dagster.engine.log import wrap
@@ -172,20 +173,16 @@ def _words(tick: _Tick, count: int) -> str:
         names = sorted({alert.job or alert.watch or "" for alert in tick.opened if alert.kind is kind})
         if names:
             wrong.append(f"{len(names)} {words} ({_few(names)})")
-    said = [f"{_number(count, 'job')}: {', '.join(wrong)}" if wrong else f"{_number(count, 'job')}, nothing is wrong"]
+    said = [f"{counted(count, 'job')}: {', '.join(wrong)}" if wrong else f"{counted(count, 'job')}, nothing is wrong"]
     if tick.learnt:
-        said.append(f"{_number(len(tick.learnt), 'run')} that wrote nothing ({_few(sorted(set(tick.learnt)))})")
+        said.append(f"{counted(len(tick.learnt), 'run')} that wrote nothing ({_few(sorted(set(tick.learnt)))})")
     if tick.reports:
-        said.append(f"{_number(len(tick.reports), 'run')} reported late")
+        said.append(f"{counted(len(tick.reports), 'run')} reported late")
     if tick.sent:
-        said.append(f"{_number(tick.sent, 'message')} sent")
+        said.append(f"{counted(tick.sent, 'message')} sent")
     said += tick.problems
     said += [db.primary_message(error) for error in tick.failed]
     return "; ".join(said)
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -12,12 +12,12 @@ from gaffer_dagster.cli.command import (
     Read,
     Table,
     complete_jobs,
-    counted,
     limit_option,
     opened,
     show_time,
     tell,
 )
+from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.engine.watermark import said
 from gaffer_dagster.store import jobs, operations
 from gaffer_dagster.store.operations import Action

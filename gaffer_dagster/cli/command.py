@@ -154,11 +154,6 @@ def show_time(time: datetime | None) -> str:
     return "-" if time is None else f"{time.astimezone(timezone.utc):%Y-%m-%d %H:%M:%SZ}"
 
 
-def counted(number: int, thing: str) -> str:
-    """Such as "1 row" or "2,000 rows"."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
 class Table:
     """For people. Cells are what somebody wrote (keys, errors, reasons), and never markup."""
 

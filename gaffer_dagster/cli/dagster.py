@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from gaffer_dagster import database
-from gaffer_dagster.cli.command import Read, Risky, confirm, counted, tell
+from gaffer_dagster.cli.command import Read, Risky, confirm, tell
 from gaffer_dagster.cli.definitions import jobs_in
 from gaffer_dagster.cli.doctor import code_of, of_code, of_dagster, show
+from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.health import Check, Mark
 from gaffer_dagster.errors import GafferError
 from gaffer_dagster.store import db, jobs, migrate, operations

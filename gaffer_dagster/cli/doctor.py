@@ -14,8 +14,9 @@ from typing import Any
 import click
 
 from gaffer_dagster import database
-from gaffer_dagster.cli.command import Read, counted, file_option, printable, tell
+from gaffer_dagster.cli.command import Read, file_option, printable, tell
 from gaffer_dagster.cli.definitions import jobs_in
+from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.health import Check, Mark, worst
 from gaffer_dagster.engine import doctor as engine
 from gaffer_dagster.errors import GafferError

@@ -13,13 +13,13 @@ from gaffer_dagster.cli.command import (
     Risky,
     Table,
     confirm,
-    counted,
     job_argument,
     limit_option,
     opened,
     show_time,
     tell,
 )
+from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import jobs, operations, pending_rows
 from gaffer_dagster.store.operations import Operator

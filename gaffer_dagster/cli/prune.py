@@ -9,8 +9,9 @@ from datetime import timedelta
 
 import click
 
-from gaffer_dagster.cli.command import Risky, confirm, counted, opened, show_time
+from gaffer_dagster.cli.command import Risky, confirm, opened, show_time
 from gaffer_dagster.cli.process import signals
+from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.duration import as_duration, in_words
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import prune as store

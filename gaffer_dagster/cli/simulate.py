@@ -13,8 +13,9 @@ from typing import Any
 
 import click
 
-from gaffer_dagster.cli.command import Read, Table, counted, file_option, show_time, tell
+from gaffer_dagster.cli.command import Read, Table, file_option, show_time, tell
 from gaffer_dagster.cli.definitions import jobs_in
+from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.due import NewRows
 from gaffer_dagster.domain.duration import as_duration, in_words, show_duration
 from gaffer_dagster.domain.incident import Alert, Stretch

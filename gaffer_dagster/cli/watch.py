@@ -16,10 +16,11 @@ from typing import Any, NoReturn
 import click
 
 from gaffer_dagster import database
-from gaffer_dagster.cli.command import Read, Table, counted, opened, printable, show_time, tell
+from gaffer_dagster.cli.command import Read, Table, opened, printable, show_time, tell
 from gaffer_dagster.cli.process import log_to_stderr, signals
 from gaffer_dagster.cli.show import who_watches
 from gaffer_dagster.domain.alert import Severity
+from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.duration import as_duration, in_words
 from gaffer_dagster.domain.incident import Finding, Watch
 from gaffer_dagster.domain.notice import explained

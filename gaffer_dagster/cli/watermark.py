@@ -9,12 +9,12 @@ from gaffer_dagster.cli.command import (
     Risky,
     complete_jobs,
     confirm,
-    counted,
     job_argument,
     opened,
     printable,
     tell,
 )
+from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.engine.watermark import due_after, kind_of, plan_move, rows_said, said
 from gaffer_dagster.store import adopt, jobs, watermarks
 from gaffer_dagster.store.operations import Operator

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 
+from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.lease import LARGEST_SKEW
 
@@ -231,7 +232,7 @@ def _writable(server: Server) -> Check:
 
 def _replication(server: Server) -> Check:
     names = server.settings["synchronous_standby_names"].value
-    count = f"{server.standbys} standby{'' if server.standbys == 1 else 's'}"
+    count = counted(server.standbys, "standby")
     if not names:
         lost = "; what was committed last can be lost in a fail-over, and fences stay right" if server.standbys else ""
         return _check("replication", Mark.OK, f"no synchronous standby, {count}{lost}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 
+from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.cron import parse
 from gaffer_dagster.domain.duration import show_duration
 from gaffer_dagster.domain.schedule import Schedule, clock_changes
@@ -57,13 +58,9 @@ def _fires_a_day(schedule: Schedule) -> str:
     if min(days) >= 365:
         return f"{times} a day"
     if min(days) == 0:
-        return f"{times} a day, on {_counted(sum(days), 'day')} in {len(days)} years"
+        return f"{times} a day, on {counted(sum(days), 'day')} in {len(days)} years"
     about = "" if min(days) == max(days) else "about "
-    return f"{times} a day, on {about}{_counted(round(sum(days) / len(days)), 'day')} a year"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{times} a day, on {about}{counted(round(sum(days) / len(days)), 'day')} a year"
 
 
 def _round_starts(schedule: Schedule, job: str | None) -> Iterator[str]:
@@ -92,7 +89,7 @@ def _short_nights(schedule: Schedule, timeout: timedelta, now: datetime, until: 
                 found.append((interval, tick, following))
     if found:
         interval, tick, following = min(found)
-        nights = _counted(len(found), "night")
+        nights = counted(len(found), "night")
         yield (
             f"cron {schedule.cron!r} in {schedule.timezone}: timeout={show_duration(timeout)} is shorter than each "
             f"regular interval, but not than one on {nights} of clock change in the coming years: "

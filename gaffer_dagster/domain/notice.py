@@ -18,6 +18,7 @@ from uuid import UUID, uuid4
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from gaffer_dagster.domain.alert import Kind, Severity
+from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.incident import Alert, Over
 
 VERSION = 1
@@ -209,8 +210,7 @@ def _failures(details: Mapping[str, Any]) -> str:
 
 
 def _count(details: Mapping[str, Any], name: str, noun: str) -> str:
-    count = details.get(name)
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return counted(details.get(name, 0), noun)
 
 
 _WORDS: Mapping[Kind, _Words] = {
@@ -293,9 +293,7 @@ def _group(key: str, notices: Sequence[Notice]) -> Message:
     said = {Event.OPENED: "opened", Event.REMINDED: "still open", Event.RESOLVED: "resolved"}
     counts = {event: Counter(str(each.alert.kind) for each in notices if each.event == event) for event in said}
     title = f"[{severity if wrong else 'resolved'}] gaffer: " + ", ".join(
-        f"{kinds.total()} incident{'' if kinds.total() == 1 else 's'} {said[event]}"
-        for event, kinds in counts.items()
-        if kinds
+        f"{counted(kinds.total(), 'incident')} {said[event]}" for event, kinds in counts.items() if kinds
     )
     lines = [
         f"{said[event]}: ".capitalize() + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
+from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows, PendingRows
 from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.job import JobRecord
@@ -122,7 +123,7 @@ def _due(spec: JobSpec) -> str:
     if isinstance(due, PendingRows):
         return (
             f"rows of {verbatim(due.table)} where {verbatim(due.pending)}; one that fails is tried "
-            f"{_count(due.attempts, 'time')} in all, then parked"
+            f"{counted(due.attempts, 'time')} in all, then parked"
         )
     if isinstance(due, EachInterval):
         grid = spec.intervals.grid
@@ -143,16 +144,16 @@ def _writers(spec: JobSpec) -> str:
 def _bounds(spec: JobSpec) -> str:
     limits = spec.limits
     if isinstance(spec.due, (NewRows, PendingRows)):
-        amount = f"{_count(limits.batches, 'batch', 'batches')} of {_count(limits.batch_rows, 'row')}"
+        amount = f"{counted(limits.batches, 'batch', 'batches')} of {counted(limits.batch_rows, 'row')}"
     else:
-        amount = _count(limits.batches, "interval")
+        amount = counted(limits.batches, "interval")
     return f"{amount}, within {in_words(limits.timeout)}"
 
 
 def _alerts(spec: JobSpec) -> str:
     alerts = spec.alerts
     said = [] if spec.schedule is None else [f"a tick {in_words(alerts.grace_for(spec.schedule))} late"]
-    said.append(f"{_count(alerts.failures, 'failed tick')} in a row")
+    said.append(f"{counted(alerts.failures, 'failed tick')} in a row")
     if alerts.backlog is not None:
         said.append(f"something due left for {in_words(alerts.backlog)}")
     to = "" if alerts.receivers is None else f"; tells {', '.join(alerts.receivers)}"
@@ -169,7 +170,7 @@ def headline(record: RunRecord, spec: JobSpec) -> str:
 
 def at_work(progress: Progress, spec: JobSpec) -> str:
     """How far a run that has not ended has got."""
-    did = f"{_things(progress.items, spec)} in {_count(progress.batches, 'batch', 'batches')}"
+    did = f"{_things(progress.items, spec)} in {counted(progress.batches, 'batch', 'batches')}"
     said = [f"**At work:** {did} so far, {progress.items_per_second:,.1f} a second"]
     if progress.left is not None:
         at_least = "at least " if progress.left >= BACKLOG_CEILING else ""
@@ -193,7 +194,7 @@ def _length(lines: Sequence[str]) -> int:
 
 
 def _headline(record: RunRecord, spec: JobSpec) -> str:
-    did = f"{_things(record.items, spec)} in {_count(record.batches, 'batch', 'batches')}"
+    did = f"{_things(record.items, spec)} in {counted(record.batches, 'batch', 'batches')}"
     outcome = record.outcome
     if record.redo_since is not None and record.redo_until is not None:
         span = f"{both_clocks(record.redo_since, spec.timezone)} to {both_clocks(record.redo_until, spec.timezone)}"
@@ -257,7 +258,7 @@ def _details(record: RunRecord, spec: JobSpec, beside: Beside) -> Iterator[str]:
         yield f"Waits for {verbatim(record.held_by.who)}{seen}{cure}. Nothing is lost"
     if record.parked:
         command = verbatim(f"gaffer items list {record.job}")
-        yield f"{_count(record.parked, 'row')} parked, to be looked at: {command}"
+        yield f"{counted(record.parked, 'row')} parked, to be looked at: {command}"
     for dead in beside.dead[:1]:
         yield (
             f"Took over from run {dead.id} (fence {dead.fence}, {verbatim(dead.owner)}), found dead; it began "
@@ -294,19 +295,9 @@ def _dagster(record: RunRecord) -> str:
 
 
 def _things(number: int, spec: JobSpec) -> str:
-    return _count(number, "row" if isinstance(spec.due, (NewRows, PendingRows)) else _interval(spec))
-
-
-def _interval(spec: JobSpec) -> str:
-    return "stretch of time" if isinstance(spec.due, Elapsed) and spec.due.slice is None else "interval"
-
-
-def _count(number: int, thing: str, things: str | None = None) -> str:
-    return f"{number:,} {thing if number == 1 else things or _plural(thing)}"
-
-
-def _plural(thing: str) -> str:
-    return "stretches of time" if thing == "stretch of time" else f"{thing}s"
+    if isinstance(spec.due, Elapsed) and spec.due.slice is None:
+        return counted(number, "stretch of time", "stretches of time")
+    return counted(number, "row" if isinstance(spec.due, (NewRows, PendingRows)) else "interval")
 
 
 def _whole(duration: timedelta) -> timedelta:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.due import EachInterval, Elapsed, Intervals, NewRows, Stretches, due_from_json
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.moment import as_moment, show_local
@@ -59,7 +60,7 @@ def due_after(connection: db.Connection, record: JobRecord) -> str:
     if not isinstance(due, NewRows):
         intervals = _intervals(record, due)
         since = _since(record, intervals)
-        return f"{count(intervals.left(since, horizon.now(connection) - intervals.settle), 'interval')} due after it"
+        return f"{counted(intervals.left(since, horizon.now(connection) - intervals.settle), 'interval')} due after it"
     if watermarks.is_foreign(connection, record.name):
         return "another cluster counted it; run: gaffer watermark adopt --dry-run"
     try:
@@ -67,7 +68,7 @@ def due_after(connection: db.Connection, record: JobRecord) -> str:
     except GafferError as error:
         return f"what is due after it cannot be told: {error}"
     rows = new_rows.backlog(connection, at.source, due.where, at.position, at.settled)
-    return f"{'at least ' if rows == BACKLOG_CEILING else ''}{count(rows, 'row')} due after it"
+    return f"{'at least ' if rows == BACKLOG_CEILING else ''}{counted(rows, 'row')} due after it"
 
 
 @dataclass(frozen=True)
@@ -144,12 +145,8 @@ def rows_said(position: Position) -> str:
     return f"just after row {position['key']} of transaction {position['xid']}"
 
 
-def count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
 def _meaning(more: int, thing: str) -> str:
     if more == 0:
         return "the same is due"
-    number = count(abs(more), thing)
+    number = counted(abs(more), thing)
     return f"{number} will be processed again" if more > 0 else f"{number} will be skipped for good"
