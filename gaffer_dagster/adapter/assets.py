@@ -82,6 +82,11 @@ def job_of(asset: dg.AssetsDefinition) -> GafferJob:
         raise BadSpecError(
             f"asset {asset.key.to_user_string()!r} was not made by @gaffer_asset; pass it to dg.Definitions"
         )
+    if asset.key != found.key:
+        raise BadSpecError(
+            f"asset {asset.key.to_user_string()!r} is job {found.spec.name!r}, whose key was changed afterwards, and "
+            "whose watermark goes by its name; give @gaffer_asset its key_prefix= or name= instead"
+        )
     return found
 
 

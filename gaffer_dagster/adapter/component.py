@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, fields
 from datetime import timedelta
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import dagster as dg
 from pydantic import BaseModel
@@ -118,7 +118,7 @@ class GafferComponent(dg.Component, dg.Resolvable):
     alerts: Annotated[
         Alerts | None, _says("When to speak about the job, and to whom.", model_of(Alerts), maker(Alerts))
     ] = None
-    exclusion: Annotated[str, _says(_OF_SPEC["exclusion"], str)] = "fence"
+    exclusion: Annotated[str, _says(_OF_SPEC["exclusion"], Literal["fence", "advisory"])] = "fence"
     max_late: Annotated[timedelta | str | None, _says(_OF_SPEC["max_late"], str)] = None
     protect: Annotated[Sequence[str], _says(_OF_SPEC["protect"], list[str])] = ()
     database_url_variable: Annotated[

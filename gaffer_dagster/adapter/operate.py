@@ -8,6 +8,7 @@ also an observation of the asset, so that its page shows it. A run of Dagster's 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import dagster as dg
@@ -27,7 +28,9 @@ from gaffer_dagster.errors import BadInputError, GafferError, JobHeldError
 from gaffer_dagster.store import db, jobs, migrate, operations, watermarks
 from gaffer_dagster.store.operations import Operator
 
-TAG = "gaffer/operate"
+_TAG = "gaffer/operate"
+# A process that does not answer any more is Dagster's to find: ours are done, or cut, before.
+_SHORT = timedelta(minutes=1)
 # Dagster+ puts the one who launched a run on it; the open source webserver knows nobody.
 _USER_TAG = "user"
 
@@ -69,11 +72,14 @@ def operator_jobs(assets: Mapping[str, dg.AssetsDefinition], found: Sequence[Gaf
             keys = {job.database for job in known.values()}
             if action.do is _redo:  # it does what the asset does
                 keys = keys.union(*(assets[name].op.required_resource_keys for name in known))
-            made.append(_job_of(action, known, keys))
+            longest = max(job.spec.limits.timeout for job in known.values()) if action.do is _redo else _SHORT
+            made.append(_job_of(action, known, keys, longest))
     return made
 
 
-def _job_of(action: _Action, known: Mapping[str, GafferJob], resource_keys: set[str]) -> dg.JobDefinition:
+def _job_of(
+    action: _Action, known: Mapping[str, GafferJob], resource_keys: set[str], longest: timedelta
+) -> dg.JobDefinition:
     is_asked_why = action.needs_reason and "dry_run" not in action.fields  # which changes nothing
     names = dg.Enum(f"{action.name}_job", [dg.EnumValue(name) for name in sorted(known)])
     config = {
@@ -125,7 +131,7 @@ def _job_of(action: _Action, known: Mapping[str, GafferJob], resource_keys: set[
         # So that the Launchpad shows the fields, and not the op that they are of.
         config=dg.ConfigMapping(config_fn=configure, config_schema=config),
         executor_def=dg.in_process_executor,
-        tags={TAG: action.name},
+        tags={_TAG: action.name, dg.MAX_RUNTIME_SECONDS_TAG: str(round((longest + _SHORT).total_seconds()))},
     )
     def launched() -> None:
         operate()

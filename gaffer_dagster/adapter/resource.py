@@ -7,15 +7,17 @@ it, so everything that must be undone lives in the op's body.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
 
 import dagster as dg
 from pydantic import Field
+from typing_extensions import Unpack
 
 from gaffer_dagster import database
+from gaffer_dagster.domain.progress import Progress
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.run import Run, open_run
@@ -24,6 +26,17 @@ from gaffer_dagster.errors import BadInputError, BadSpecError
 TICK_TAG = "gaffer/tick"
 _SCHEDULE_TAG = "dagster/schedule_name"
 _SENSOR_TAG = "dagster/sensor_name"
+
+
+class RunOptions(TypedDict, total=False):
+    """Of `gaffer_dagster.engine.run.open_run`, as far as Dagster does not know them."""
+
+    despite_pause: bool
+    redo: datetime | None
+    work_hash: str | None
+    known: Collection[str]
+    on_progress: Callable[[Progress], None]
+    progress_every: timedelta
 
 
 class GafferResource(dg.ConfigurableResource[Any]):
@@ -49,7 +62,7 @@ class GafferResource(dg.ConfigurableResource[Any]):
         return database.resolve(given)
 
     @contextmanager
-    def run(self, spec: JobSpec, **options: Any) -> Generator[Run]:
+    def run(self, spec: JobSpec, **options: Unpack[RunOptions]) -> Generator[Run]:
         """A run of `spec` within the current op or asset: `with gaffer.run(spec) as run: for batch in run: ...`
 
         Each batch commits when the next one is asked for. When another run has the lease, `run.outcome` says `busy`

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import dagster as dg
 from pydantic import BaseModel, Field
 
+from gaffer_dagster.errors import BadInputError
+
 _YAML = """\
 type: {type}
 attributes:
@@ -72,6 +74,8 @@ class GafferScaffolder(dg.Scaffolder[GafferScaffoldParams]):
         is_python = request.params.work == "python"
         name = re.sub(r"\W", "_", folder.name.lower(), flags=re.ASCII)
         words: dict[str, Any] = {"type": request.type_name, "name": name, **request.params.model_dump()}
+        if is_python and (folder / "work.py").exists():
+            raise BadInputError(f"{folder / 'work.py'} is there already; scaffold into a folder of its own")
         if is_python:
             (folder / "work.py").write_text(_WORK.format(**words))
         if request.scaffold_format == "python":

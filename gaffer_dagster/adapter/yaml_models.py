@@ -17,14 +17,39 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 
 import dagster as dg
 from dagster.components.resolved.errors import ResolutionException
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field, create_model, model_validator
 
 from gaffer_dagster.domain.duration import show_duration
 from gaffer_dagster.errors import GafferError
 
 _OPTION = re.compile(r"((?:`\w+`, )*`\w+`): (.+?)(?= (?:`\w+`, )*`\w+`: | Raises|$)")
 _SENTENCE = re.compile(r"\. (?=[A-Z`])")
+_URL = re.compile(r"\s*postgres(ql)?(\+\w+)?://")
+_HIDDEN = "(not shown)"
 _PLAIN = (str, int, bool, date, datetime)
+
+
+class _Model(dg.Model):
+    """Errors of pydantic show what was given, and a URL may have got there: what is no field of ours, and the URL of a
+    database wherever it stands, is not shown."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hide(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return _hidden(given)
+        items = cast("dict[Any, Any]", given).items()
+        return {name: _hidden(value) if name in cls.model_fields else _HIDDEN for name, value in items}
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, str):
+        return _HIDDEN if _URL.match(value) else value
+    if isinstance(value, list):
+        return [_hidden(each) for each in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {name: _hidden(each) for name, each in cast("dict[Any, Any]", value).items()}
+    return value
 
 
 @cache
@@ -39,7 +64,7 @@ def model_of(kind: type) -> type[dg.Model]:
 def make_model(name: str, told: str, fields: Mapping[str, tuple[Any, object, str]]) -> type[dg.Model]:
     """A model of fields, each with its type, its default (`...`: none) and what is said of it."""
     made = {name: (hint, Field(default, description=said)) for name, (hint, default, said) in fields.items()}
-    return cast("Any", create_model)(name, __base__=dg.Model, __doc__=told, **made)
+    return cast("Any", create_model)(name, __base__=_Model, __doc__=told, **made)
 
 
 def descriptions(kind: type) -> Mapping[str, str]:

@@ -124,7 +124,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "prepare": lambda of: f"table {of['table']} prepared",
     "migrate": lambda of: f"tables migrated to {max(of['migrations'])}",
     "prune": _pruned,
-    "redo": lambda of: f"interval from {of['since']} to {of['until']} done once more",
+    "redo": lambda of: f"interval from {of['since']} to {of['until']} to be done once more",
     "pool": lambda of: (
         f"Dagster's pool {of['pool']} limited to {of['to']}"
         if of["to"] is not None

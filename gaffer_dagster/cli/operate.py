@@ -24,6 +24,7 @@ from gaffer_dagster.cli.command import (
 )
 from gaffer_dagster.cli.definitions import jobs_in
 from gaffer_dagster.cli.show import ago
+from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.moment import end_of
 from gaffer_dagster.engine.registry import register_all
 from gaffer_dagster.errors import BadInputError
@@ -87,7 +88,12 @@ def release(job: str, slot: int | None, operator: Operator) -> None:
         if holders:
             owners = ", ".join(each.owner for each in holders)
             confirm(f"Take the lease of {job} away from {owners}?")
-        released = operations.release(connection, job, slot, operator)
+        # Of those who were asked about: whoever has followed one meanwhile is another run.
+        released = [
+            each
+            for held in holders
+            for each in operations.release(connection, job, held.slot, operator, fence=held.fence)
+        ]
         after = jobs.get(connection, job).after_release
     for each in released:
         until = f"held until {show_time(each.lease_until)}" if each.lease_until > seen_at else "its lease was over"
@@ -95,7 +101,9 @@ def release(job: str, slot: int | None, operator: Operator) -> None:
             f"{job}: the lease of slot {each.slot} was taken from {each.owner} (fence {each.fence}, {until}); "
             f"nothing more of that run is committed{after}"
         )
-    if not released:
+    if len(released) < len(holders):
+        click.echo(f"{job}: {counted(len(holders) - len(released), 'run')} had ended by then; nothing else was changed")
+    if not holders:
         click.echo(f"{job}: nobody holds the lease; nothing was changed")
 
 

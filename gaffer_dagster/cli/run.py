@@ -19,6 +19,7 @@ from gaffer_dagster.cli.command import BY, REASON, job_argument, operator_of, te
 from gaffer_dagster.cli.definitions import jobs_in
 from gaffer_dagster.cli.process import log_to_stderr, signals
 from gaffer_dagster.domain.moment import as_moment
+from gaffer_dagster.domain.progress import BACKLOG_CEILING
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.redo import note
@@ -99,7 +100,8 @@ def _run_once(
             ) as opened,
         ):
             if bar is not None and opened.outcome is Outcome.RUNNING:
-                bar.add_task(job.spec.name, total=opened.backlog(), pace="")
+                left = opened.glance()
+                bar.add_task(job.spec.name, total=None if left == BACKLOG_CEILING else left, pace="")
             if redo is not None and opened.outcome is Outcome.RUNNING:
                 with db.connect(url, application_name="gaffer:run") as connection:
                     note(connection, job.spec, redo, operator)

@@ -239,7 +239,7 @@ class Run:
         if self.outcome is Outcome.RUNNING:
             self._abandon_batch()
             if not self._ends():
-                self._end(Outcome.CAPPED, backlog=self.backlog())
+                self._end(Outcome.CAPPED, backlog=self._left())
 
     def fail(self, error: BaseException) -> BaseException:
         """Ends the run after an error; returns what to raise."""
@@ -282,6 +282,28 @@ class Run:
     def backlog(self) -> int:
         """What is due and left, up to this run's bound."""
         return self._count(lambda connection: self._source.backlog(connection, self._position))
+
+    def glance(self) -> int | None:
+        """The same, if it can be counted in a moment: for what is only told, and must not stop the run."""
+        if not self._is_countable:
+            return None
+        try:
+            connection = self._holding.connection()
+            with db.impatient(connection, _GLANCE):
+                return self._source.backlog(connection, self._position)
+        except Exception as error:  # whatever is wrong, the next batch will hear
+            self._is_countable = not db.was_cut(error)
+            return None
+
+    def _left(self) -> int | None:
+        """What is left at the end. None: it takes too long to count."""
+        try:
+            return self.backlog()
+        except Exception as error:
+            if not db.was_cut(error):
+                raise
+            self._holding.drop()
+            return None
 
     def _count(self, count: Callable[[db.Connection], int]) -> int:
         connection = self._holding.connection()
@@ -497,14 +519,7 @@ class Run:
             self._tell_progress()
 
     def _tell_progress(self) -> None:
-        left = None
-        if self._is_countable:
-            try:
-                connection = self._holding.connection()
-                with db.impatient(connection, _GLANCE):
-                    left = self._source.backlog(connection, self._position)
-            except Exception as error:  # it is only told; whatever is wrong, the next batch will hear
-                self._is_countable = not db.was_cut(error)
+        left = self.glance()
         took = timedelta(seconds=time.monotonic() - self._began)
         progress = Progress(self._batches, self.items, datetime.now(timezone.utc), took, left)
         self._log.info(
@@ -576,8 +591,8 @@ class Run:
     def _ends(self) -> bool:
         """ENDED, or False: a wake-up came since the last look, so look again."""
         self._holding.may_cancel = False
-        backlog = self._locked_elsewhere() if self._exhausted else self.backlog()
-        if backlog:
+        backlog = self._locked_elsewhere() if self._exhausted else self._left()
+        if backlog != 0:
             self._end(Outcome.CAPPED, backlog=backlog)
             return True
         if self._end(Outcome.PARTIAL if self._failed else Outcome.SUCCEEDED, backlog=0):

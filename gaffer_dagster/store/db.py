@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import select
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -48,7 +48,12 @@ _LIVENESS: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 15_000,
 }
-_SECRETS = ("password", "sslpassword", "passfile")
+# What libpq itself would not show, by the name of its variable if it has one; and where a password may be found.
+_SECRETS: Mapping[str, str | None] = {
+    option.keyword.decode(): None if option.envvar is None else option.envvar.decode()
+    for option in psycopg.pq.Conninfo.get_defaults()
+    if option.dispchar == b"*" or option.keyword == b"passfile" or option.keyword.startswith(b"scram_")
+}
 _UNREADABLE = (
     "the database URL cannot be read (not shown, it may hold a password); the form is "
     "postgresql://user:password@host:5432/name, with %-escapes for special characters"
@@ -93,9 +98,9 @@ def for_psql(url: str) -> tuple[str, dict[str, str]]:
     """The same database for a program of libpq's: the words for its command line, which others can read, and what goes
     into its environment."""
     parts = parse_url(url)
-    variables = {"PGPASSWORD": parts.pop("password", None), "PGPASSFILE": parts.pop("passfile", None)}
-    parts.pop("sslpassword", None)  # it has no variable; psql asks
-    given = {name: str(value) for name, value in variables.items() if value is not None}
+    secrets = {variable: parts.pop(name) for name, variable in _SECRETS.items() if name in parts}
+    # What has no variable psql asks for.
+    given = {variable: str(value) for variable, value in secrets.items() if variable is not None}
     return conninfo.make_conninfo("", **parts), given
 
 

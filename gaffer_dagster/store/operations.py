@@ -96,13 +96,16 @@ def rename(connection: db.Connection, old: str, new: str, operator: Operator) ->
         ) from None
 
 
-def release(connection: db.Connection, job: str, slot: int | None, operator: Operator) -> list[Held]:
-    """Takes the lease away from whoever holds it, in this slot or in all; who that was. Raises `JobHeldError` where
+def release(
+    connection: db.Connection, job: str, slot: int | None, operator: Operator, fence: int | None = None
+) -> list[Held]:
+    """Takes the lease away from whoever holds it (or only from the one with this fence), in this slot or in all; who
+    that was. Raises `JobHeldError` where
     somebody has locked it, and says who."""
     with connection.cursor(row_factory=class_row(Held)) as cursor, db.refusals():
         return cursor.execute(
-            "select slot, fence, owner, lease_until from gaffer.release(%s, %s, %s, %s)",
-            [job, slot, operator.by, operator.reason],
+            "select slot, fence, owner, lease_until from gaffer.release(%s, %s, %s, %s, %s)",
+            [job, slot, operator.by, operator.reason, fence],
         ).fetchall()
 
 

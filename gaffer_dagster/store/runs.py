@@ -89,16 +89,13 @@ def at_work(connection: db.Connection, job: str) -> list[RunRecord]:
 
 
 def found_dead_by(connection: db.Connection, record: RunRecord) -> list[RunRecord]:
-    """The runs that this one ended when it took their lease."""
-    with connection.cursor(row_factory=class_row(RunRecord)) as cursor:
-        return cursor.execute(
-            _SELECT
-            + """
-             where job = %s and id < %s and slot = %s and outcome = 'abandoned' and ended_at >= %s
-             order by id desc limit 3
-            """,
-            [record.job, record.id, record.slot, record.started_at],
-        ).fetchall()
+    """The runs that this one ended when it took their lease, as far as they are among the newest hundred of the job."""
+    return [
+        each
+        for each in history(connection, record.job, 100)
+        if each.outcome is Outcome.ABANDONED and each.slot == record.slot and each.id < record.id
+        if each.ended_at is not None and each.ended_at >= record.started_at
+    ]
 
 
 def unreported(connection: db.Connection, dagster_run_ids: Sequence[str]) -> list[RunRecord]:

@@ -542,14 +542,26 @@ def test_dg_names_the_word_that_is_wrong(example: Path) -> None:
     assert "attributes.bounds.timeout 20 is not of type 'string'" in done.stdout
 
 
-def test_dg_says_the_line_and_the_cure_and_keeps_a_secret(example: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            f"database_url_variable: {SECRET}",
+            "defs.yaml:16 - attributes.database_url_variable: what is there is no name",
+        ),
+        (f"database_url_variable: [{SECRET}]", "database_url_variable"),
+        (f"dsn: {SECRET}", "Extra inputs are not permitted"),
+        (f"group_name: {{a: {SECRET}}}", "Input should be a valid string"),
+    ],
+)
+def test_dg_says_the_line_and_the_cure_and_keeps_a_secret(example: Path, line: str, said: str) -> None:
     folder = example / "flights" / "defs"
     with (folder / "carriers" / "defs.yaml").open("a") as file:
-        file.write(f"  database_url_variable: {SECRET}\n")
+        file.write(f"  {line}\n")
     done = run_dg(example, "check", "defs")
     assert done.returncode != 0
     told = " ".join((done.stdout + done.stderr).split())
-    assert "defs.yaml:16 - attributes.database_url_variable: what is there is no name" in told
+    assert said in told
     assert "s3cret" not in told
 
 

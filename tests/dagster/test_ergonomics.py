@@ -352,3 +352,12 @@ def test_a_wrong_use_is_a_type_error(tmp_path: Path) -> None:
     lines = WRONG.splitlines()
     meant = {n for n, line in enumerate(lines, 1) if line.startswith(("@gd", "gd."))}
     assert found == meant, done.stdout
+
+
+def test_an_asset_whose_key_was_changed_afterwards_is_refused() -> None:
+    @gd.gaffer_asset(due=gd.NewRows("source", "id"))
+    def copied(batch: gd.Batch) -> None: ...
+
+    changed = copied.with_attributes(asset_key_replacements={dg.AssetKey("copied"): dg.AssetKey(["x", "copied"])})
+    with pytest.raises(gd.GafferError, match=r"'x/copied' is job 'copied', whose key was changed .* key_prefix="):
+        gd.build_definitions(changed, resource=gd.GafferResource(dsn=dg.EnvVar("GAFFER_DATABASE_URL")))

@@ -141,45 +141,63 @@ def test_dagster_is_told_while_the_run_is_at_work(url: str, monkeypatch: pytest.
         assert materialized.asset_materialization.metadata["gaffer/backlog"].value == 0
 
 
-def _gaffer_run(url: str, folder: Path, stderr: int) -> subprocess.CompletedProcess[bytes]:
-    (folder / "defs.py").write_text(FILE)
-    return subprocess.run(
+def test_a_run_that_is_capped_and_cannot_count_what_is_left_is_capped(url: str) -> None:
+    jobs.make_source(url, 300)
+    due = NewRows("source", "id", where="pg_sleep(0.01) is not null")
+    bounds = Bounds(batch_rows=10, batches=1, batch_timeout="1s", timeout="5m")
+    record = jobs.run(JobSpec("copy_rows", due, None, bounds), url)
+    assert (record.outcome, record.items, record.backlog, record.error) == (Outcome.CAPPED, 10, None, None)
+
+
+def _gaffer_run(url: str, folder: Path, where: str = "true", **streams: Any) -> subprocess.Popen[bytes]:
+    (folder / "defs.py").write_text(FILE.replace('"id")', f'"id", where="{where}")'))
+    return subprocess.Popen(
         [sys.executable, "-m", "gaffer_dagster.cli", "run", "copy_rows", "-f", "defs.py"],
         cwd=folder,
         env={**os.environ, "GAFFER_DATABASE_URL": url, "TERM": "xterm", "COLUMNS": "120"},
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        timeout=120,
+        **streams,
     )
+
+
+def _on_terminal(url: str, folder: Path, where: str = "true") -> tuple[int, str]:
+    """The exit code, and what was to be seen."""
+    terminal, stderr = pty.openpty()
+    shown = b""
+    with _gaffer_run(url, folder, where, stdout=subprocess.DEVNULL, stderr=stderr) as process:
+        os.close(stderr)
+        try:
+            while chunk := os.read(terminal, 65536):
+                shown += chunk
+        except OSError:  # its other end is closed
+            pass
+        finally:
+            os.close(terminal)
+    return process.returncode, re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
 
 
 def test_the_command_draws_a_bar_on_a_terminal(url: str, tmp_path: Path) -> None:
     jobs.make_source(url, 45)
-    terminal, stderr = pty.openpty()
-    try:
-        done = _gaffer_run(url, tmp_path, stderr)
-    finally:
-        os.close(stderr)
-    shown = b""
-    try:
-        while chunk := os.read(terminal, 65536):
-            shown += chunk
-    except OSError:  # its other end is closed
-        pass
-    finally:
-        os.close(terminal)
-    assert done.returncode == 0
-    plain = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
+    code, plain = _on_terminal(url, tmp_path)
+    assert code == 0
     assert "45/45" in plain
     assert "/s" in plain
     assert plain.count("copy_rows seen:") == 5  # warnings stay, above the bar
     assert "committed" not in plain
 
 
+def test_a_bar_that_cannot_tell_how_long_it_gets_does_not_stop_the_run(url: str, tmp_path: Path) -> None:
+    jobs.make_source(url, 150)
+    code, plain = _on_terminal(url, tmp_path, "pg_sleep(0.01) is not null")
+    assert code == 0
+    assert "150/?" in plain
+    assert jobs.query(url, "select outcome, items from gaffer.job_runs") == [("succeeded", 150)]
+
+
 def test_elsewhere_it_writes_plain_lines(url: str, tmp_path: Path) -> None:
     jobs.make_source(url, 45)
-    done = _gaffer_run(url, tmp_path, subprocess.PIPE)
-    assert done.returncode == 0
-    assert b"\x1b" not in done.stderr
-    assert b"\r" not in done.stderr
-    assert done.stderr.count(b"copy_rows committed:") == 5
+    with _gaffer_run(url, tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert b"\x1b" not in said
+    assert b"\r" not in said
+    assert said.count(b"copy_rows committed:") == 5

@@ -42,6 +42,17 @@ def be_quick(url: str) -> None:
     variants.replace(url, "lock_leases", {"set lock_timeout = '3s'": "set lock_timeout = '200ms'"})
 
 
+def test_only_the_run_that_was_looked_at_loses_its_lease(url: str, job: Any) -> None:
+    """Who has followed it while somebody made up his mind is another run."""
+    with session(url) as holder:
+        lease = acquire(holder, job, owner="the-follower:1:x").lease
+        assert operations.release(holder, "copy_rows", 0, MAY, fence=lease.fence - 1) == []
+        assert protocol.lease_row(url)[0] == lease.fence
+        assert [each.fence for each in operations.release(holder, "copy_rows", 0, MAY, fence=lease.fence)] == [
+            lease.fence
+        ]
+
+
 def test_a_release_takes_the_lease_from_a_run_in_the_middle_of_a_batch(url: str, job: Any) -> None:
     with session(url) as holder:
         held = acquire(holder, job, owner="the-holder:1:x").lease

@@ -40,8 +40,10 @@ as $$
 $$;
 
 -- Takes the lease away from whoever holds it, in this slot or (null) in all: nothing more of that run is committed, and
--- another one is asked for. Returns the leases as they were; none: nobody held one, and nothing is changed.
-create function gaffer.release(p_job text, p_slot integer, p_by text, p_reason text) returns setof gaffer.job_lease
+-- another one is asked for. `p_fence`: only the holder that has it, whom somebody has looked at. Returns the leases as
+-- they were; none: nobody held one, and nothing is changed.
+create function gaffer.release(p_job text, p_slot integer, p_by text, p_reason text, p_fence bigint default null)
+returns setof gaffer.job_lease
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -49,7 +51,8 @@ declare
     v_lease gaffer.job_lease;
 begin
     perform gaffer.raise_durability();
-    for v_lease in select * from gaffer.lock_leases(p_job, p_slot) where lease_id is not null loop
+    for v_lease in select * from gaffer.lock_leases(p_job, p_slot)
+                    where lease_id is not null and (p_fence is null or fence = p_fence) loop
         update gaffer.job_lease
            set fence = fence + 1, lease_id = null, lease_until = 'epoch', holder_pid = null, holder_began_at = null,
                gone_at = null
