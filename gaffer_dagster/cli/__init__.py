@@ -137,7 +137,7 @@ class Commands(click.Group):
 def _fail(said: str, code: int) -> None:
     from gaffer_dagster.cli.command import printable
 
-    click.echo(f"gaffer: {printable(said)}", err=True)
+    click.echo("\n".join(map(printable, f"gaffer: {said}".split("\n"))), err=True)
     sys.exit(code)
 
 

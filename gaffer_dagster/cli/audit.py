@@ -109,6 +109,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "rename": lambda of: f"renamed; it was {of['from']}",
     "release": lambda of: f"lease of slot {of['slot']} taken from {of['owner']} (fence {of['fence']})",
     "retire": lambda _: "retired",
+    "unretire": lambda _: "not retired any more, since it was registered again",
     "register": lambda of: "registered" + (" as a new job" if of.get("as_new") else ""),
     "ack": _acked,
     "mute": lambda of: f"muted until {show_time(_time(of['until']))}",

@@ -154,6 +154,10 @@ def show_time(time: datetime | None) -> str:
     return "-" if time is None else f"{time.astimezone(timezone.utc):%Y-%m-%d %H:%M:%SZ}"
 
 
+_LAST_COLUMN = 30
+"""The narrowest in which a text that is wrapped can be read."""
+
+
 class Table:
     """For people. Cells are what somebody wrote (keys, errors, reasons), and never markup."""
 
@@ -165,13 +169,23 @@ class Table:
         self._rows.append([printable(each) for each in cells])
 
     def print(self) -> None:
-        from rich.console import Console  # takes long to load
+        from rich.cells import cell_len  # takes long to load
+        from rich.console import Console
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        table = RichTable(*self._names)
+        terminal = Console()
+        if not terminal.is_terminal:  # nobody looks at it as it comes: a row is a line
+            terminal = Console(width=250)
+        widths = [max(map(cell_len, column)) + 3 for column in zip(self._names, *self._rows, strict=True)]
+        if sum(widths[:-1]) + min(widths[-1], _LAST_COLUMN) > terminal.width:
+            for row in self._rows:
+                told = [f"{name} {cell}" for name, cell in zip(self._names, row, strict=True) if cell not in ("", "-")]
+                terminal.print(Text(" · ".join(told)))
+            return
+        table = RichTable()
+        for name in self._names:
+            table.add_column(name, no_wrap=name is not self._names[-1])
         for row in self._rows:
             table.add_row(*map(Text, row))
-        terminal = Console()
-        # Where nobody looks at it as it comes, a row is a line, whatever the width of the window.
-        (terminal if terminal.is_terminal else Console(width=250)).print(table)
+        terminal.print(table)

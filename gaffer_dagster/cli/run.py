@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gaffer_dagster import database
-from gaffer_dagster.cli import show
+from gaffer_dagster.cli import TRY_AGAIN, show
 from gaffer_dagster.cli.command import BY, REASON, job_argument, operator_of, tell
 from gaffer_dagster.cli.definitions import jobs_in
 from gaffer_dagster.cli.process import log_to_stderr, signals
@@ -56,7 +56,8 @@ def run(
     """Run JOB, as -f FILE or -m MODULE defines it, until nothing due is left.
 
     Exits 0 also when another run has the lease, or the job is paused; 1 when it failed; 75 when the database cannot
-    be reached; 128 + n when signal n interrupted it. --by and --reason are kept of an --interval.
+    be reached, or an --interval was not done for one of those reasons; 128 + n when signal n interrupted it. --by and
+    --reason are kept of an --interval.
     """
     # On a terminal a bar says what each batch's line says elsewhere.
     level = logging.ERROR if quiet else logging.WARNING if _has_bar(as_json) else logging.INFO
@@ -73,6 +74,9 @@ def run(
             outcome, items = _run_once(
                 found.job, url, despite_pause=despite_pause, redo=again, operator=operator, as_json=as_json
             )
+            if again is not None and outcome.did_not_work:  # no tick makes up for it
+                click.echo(f"gaffer: the interval was not done, since the job is {outcome}; try again", err=True)
+                sys.exit(TRY_AGAIN)
             # A run that was capped without doing anything waits for something: the next wake-up will see.
             if once or outcome is not Outcome.CAPPED or not items:
                 break

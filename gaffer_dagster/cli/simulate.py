@@ -37,7 +37,7 @@ from gaffer_dagster.domain.simulation import (
 )
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.words import words
-from gaffer_dagster.errors import BadInputError, UnknownJobError
+from gaffer_dagster.errors import BadInputError, BadSpecError, UnknownJobError
 
 _YEAR = timedelta(days=365)
 _MOST = 30
@@ -69,7 +69,7 @@ class _Ticks:
 @file_option(help="Where JOB is defined.")
 @click.option("-m", "--module", help="The same, as a Python module.")
 @click.option("--since", metavar="TIME", help="When it begins; left out: now.")
-@click.option("--until", metavar="TIME", help="When it ends; left out: a year later.")
+@click.option("--until", metavar="TIME", help="When it ends: a time, or how long; left out: a year later.")
 @click.option("--takes", default="10s", show_default=True, help="How long a run takes: 20m, or 5m..50m at random.")
 @click.option("--fails", default="0%", show_default=True, help="The chance of a run to fail.")
 @click.option("--dies", default="0%", show_default=True, help="The chance of a run to be killed; its lease runs out.")
@@ -124,7 +124,10 @@ def simulate(
     )
     begin = datetime.now(timezone.utc).replace(second=0, microsecond=0)
     begin = begin if since is None else as_moment(since, "--since", spec.timezone)
-    end = begin + _YEAR if until is None else as_moment(until, "--until", spec.timezone)
+    try:
+        end = begin + (_YEAR if until is None else as_duration(until, "--until"))
+    except BadSpecError:
+        end = as_moment(until or "", "--until", spec.timezone)
     if end <= begin:
         raise BadInputError(f"--until {until!r} is not after the start, {begin.isoformat()}; give a later time")
     within = Stretch(begin, end)

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.due import EachInterval, Elapsed, Intervals, NewRows, Stretches, due_from_json
+from gaffer_dagster.domain.duration import show_duration
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.moment import as_moment, show_local
 from gaffer_dagster.domain.progress import BACKLOG_CEILING
@@ -126,9 +127,10 @@ def _move_time(connection: db.Connection, record: JobRecord, due: EachInterval |
             f"position {text!r} has not come yet (it is {show_local(now, record.timezone)}); give an earlier one"
         )
     since = _since(record, intervals)
-    return Move(
-        TimePosition(at).as_json(), None, _meaning(intervals.left(at, now) - intervals.left(since, now), "interval")
-    )
+    means = _meaning(intervals.left(at, now) - intervals.left(since, now), "interval")
+    if isinstance(due, Elapsed) and due.slice is not None and (at - since) % due.slice:
+        means += f"; its slices of {show_duration(due.slice)} begin at other times than before, from this one on"
+    return Move(TimePosition(at).as_json(), None, means)
 
 
 def _intervals(record: JobRecord, due: EachInterval | Elapsed) -> Intervals | Stretches:

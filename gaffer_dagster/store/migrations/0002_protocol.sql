@@ -233,6 +233,10 @@ begin
                               when p_still_due_at <= v_now then least(p_still_due_at, p_next_due_at)
                               else p_next_due_at end
      where name = p_job;
+    if v_job.retired_at is not null then
+        insert into gaffer.operator_action (job, action, at, by)
+        values (p_job, 'unretire', v_now, 'whoever runs its code');
+    end if;
     insert into gaffer.job_spec (job, spec_hash, spec, first_seen_at, registered_at, since_at)
     select p_job, p_spec_hash, p_spec, coalesce(min(first_seen_at), v_now), v_now,
            case when v_job.name is null then v_now else p_base end
