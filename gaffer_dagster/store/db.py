@@ -322,13 +322,20 @@ def with_database(url: str, name: str) -> str:
     return with_parts(url, dbname=name)
 
 
-def create_database(name: str, template: str | None = None) -> sql.Composed:
-    """`template`: the database that it is a copy of, to which nobody may be connected."""
-    create = sql.SQL("create database {}").format(sql.Identifier(name))
-    if template is None:
-        return create
-    # For half of the work of the other strategy, as long as the template is small.
-    return create + sql.SQL(" template {} strategy file_copy").format(sql.Identifier(template))
+def create_database(name: str) -> sql.Composed:
+    return sql.SQL("create database {}").format(sql.Identifier(name))
+
+
+def copy_database(name: str, template: str, *, version: int) -> sql.Composed:
+    """A database `name` that is a copy of `template`, to which nobody may be connected. `version`: the server's, as
+    `connection.info.server_version` has it."""
+    copy = create_database(name) + sql.SQL(" template {}").format(sql.Identifier(template))
+    # For half of the work of the other strategy, as long as the template is small; older servers have no other.
+    return copy + sql.SQL(" strategy file_copy") if version >= 150000 else copy
+
+
+def comment_on_database(name: str, text: str) -> sql.Composed:
+    return sql.SQL("comment on database {} is {}").format(sql.Identifier(name), sql.Literal(text))
 
 
 def drop_database(name: str) -> sql.Composed:
