@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
@@ -36,8 +38,7 @@ class Ending:
 
 
 CONTEXT = multiprocessing.get_context("forkserver")
-PRELOADED = [__name__, "gaffer_dagster.testing.bench", "gaffer_dagster.testing.warm"]
-CONTEXT.set_forkserver_preload(PRELOADED)
+_PRELOADED = [__name__, "gaffer_dagster.testing.bench", "gaffer_dagster.testing.warm"]
 
 
 class Engine:
@@ -55,7 +56,8 @@ class Engine:
     ) -> None:
         self._patience = patience
         self._pipe, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_live, args=(theirs, stops, nth, target, arguments), daemon=True)
+        life = pickle.dumps((target, arguments))  # read there once its environment is this one
+        self._process = CONTEXT.Process(target=_live, args=(theirs, dict(os.environ), stops, nth, life), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -143,6 +145,10 @@ class Engines:
         self._all: list[Engine] = []
 
     def __enter__(self) -> Self:
+        # The server is one for the whole process, and what is to be loaded there can only be said as a whole: ours goes
+        # beside what the test suite has asked for.
+        wanted: list[str] = getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", [])
+        CONTEXT.set_forkserver_preload(list(dict.fromkeys([*wanted, *_PRELOADED])))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -188,8 +194,11 @@ class Way:
             raise BoomError("told to fail")
 
 
-def _live(pipe: Pipe, stops: Sequence[str], nth: int, target: Callable[..., Ending], arguments: Sequence[Any]) -> None:
+def _live(pipe: Pipe, environment: dict[str, str], stops: Sequence[str], nth: int, life: bytes) -> None:
+    os.environ.clear()  # that of the server is of the first test
+    os.environ.update(environment)
     # Whatever the test was started with: in the background of a shell, interrupts are ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    target, arguments = pickle.loads(life)  # noqa: S301 — from the test itself
     pipe.send(target(Way(pipe, stops, nth), *arguments))

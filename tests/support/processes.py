@@ -72,7 +72,7 @@ class Tally(Ending):
 
 # ── the test's side ──────────────────────────────────────────────────────────────────────────────────────────────
 
-processes.CONTEXT.set_forkserver_preload([*processes.PRELOADED, __name__])
+processes.CONTEXT.set_forkserver_preload([__name__])
 
 
 class Engines(processes.Engines):
