@@ -8,18 +8,21 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 from gaffer_dagster.store import db
+from gaffer_dagster.testing.database import refuse_unless_scratch
 
 
 class Clock:
     """The time of one scratch database, and of the runs that `run_due` and the faults start there.
 
     It starts as the real time, or as it was left; it moves on by itself, and by `advance` or `set`. What a job reads
-    elsewhere (`datetime.now()`, SQL's `now()`) is the real time still: a job that is right asks its batch.
+    elsewhere (`datetime.now()`, SQL's `now()`) is the real time still: a job that is right asks its batch. Raises
+    `BadInputError` for a database that is no scratch database.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
         with db.connect(url, application_name="gaffer:testing") as connection:
+            refuse_unless_scratch(connection, url)
             connection.execute("create table if not exists gaffer.testing_clock (ahead interval not null)")
             connection.execute(
                 """

@@ -19,12 +19,13 @@ from typing import Any
 from uuid import uuid4
 
 from gaffer_dagster import local
-from gaffer_dagster.errors import MissingPackageError, MissingRightsError
+from gaffer_dagster.errors import BadInputError, MissingPackageError, MissingRightsError
 from gaffer_dagster.store import db, migrate
 from gaffer_dagster.store import prepare as store_prepare
 
 SERVER, DOCKER = "GAFFER_TEST_DATABASE_URL", "GAFFER_TEST_DOCKER"
 _APPLICATION = "gaffer:testing"
+_MARK = "a scratch database of gaffer_dagster.testing"
 
 
 class Databases:
@@ -70,7 +71,12 @@ class Databases:
         name = self._name()
         template = None if not migrated else self._migrated()
         with db.connect(self._url, application_name=_APPLICATION) as connection:
-            connection.execute(db.create_database(name, template))
+            if template is None:
+                connection.execute(db.create_database(name))
+            else:
+                version = connection.info.server_version
+                connection.execute(db.copy_database(name, template, version=version))
+            connection.execute(db.comment_on_database(name, _MARK))
         try:
             yield db.with_database(self._url, name)
         finally:
@@ -113,6 +119,18 @@ def scratch_database(server_url: str) -> Generator[str]:
     """The URL of a new, migrated database on the server of `server_url`; it is dropped at the end."""
     with Databases(server_url) as databases, databases.scratch() as url:
         yield url
+
+
+def refuse_unless_scratch(connection: db.Connection, url: str) -> None:
+    """Raises `BadInputError` for a database that was not made to be thrown away, by `Databases`."""
+    made = connection.execute(
+        "select shobj_description(oid, 'pg_database') from pg_database where datname = current_database()"
+    ).fetchone()
+    if made != (_MARK,):
+        raise BadInputError(
+            f"{db.describe(url)} is no scratch database, and this would change its clock, or its tables, for everybody "
+            "who works there; take the fixture gaffer_database, or gaffer_dagster.testing.scratch_database(server_url)"
+        )
 
 
 def prepare(url: str, table: str, key: str, *, changed: bool = False) -> None:

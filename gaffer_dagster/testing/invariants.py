@@ -13,6 +13,7 @@ from typing_extensions import LiteralString
 
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db
+from gaffer_dagster.testing.database import refuse_unless_scratch
 
 # Notes of what happened to the tables, each made in the transaction that did it. The lease's row is locked by whoever
 # acquires and whoever commits a batch, so that the numbers of the notes of a slot are in the order of their commits.
@@ -152,8 +153,9 @@ AT_REST: Mapping[str, LiteralString] = {
 
 def watch(url: str) -> None:
     """From here on, notes what the invariants about order need, in a schema `gaffer_testing` of this database. Once,
-    before the first run."""
+    before the first run. Raises `BadInputError` for one that is no scratch database."""
     with db.connect(url, application_name="gaffer:testing") as connection:
+        refuse_unless_scratch(connection, url)
         connection.execute(_WATCH)
 
 
