@@ -1,13 +1,12 @@
 """The tests of `report_job.py`, with the fixtures that gaffer_dagster brings along."""
 
-from collections.abc import Callable
 from datetime import timedelta
 
 import psycopg
 import pytest
 from report_job import spent
 
-from gaffer_dagster.testing import Clock, assert_invariants, prepare
+from gaffer_dagster.testing import Clock, RunDue, Survives, assert_invariants, prepare
 
 SOURCE = "select customer, sum(cents) from orders group by 1 order by 1"
 TARGET = "select customer, cents from spent order by 1"
@@ -30,7 +29,7 @@ def add_orders(db: psycopg.Connection) -> None:
 
 
 def test_what_is_due_is_done_once(
-    db: psycopg.Connection, gaffer_database: str, gaffer_clock: Clock, gaffer_run_due: Callable
+    db: psycopg.Connection, gaffer_database: str, gaffer_clock: Clock, gaffer_run_due: RunDue
 ) -> None:
     add_orders(db)
     (run,) = gaffer_run_due(spent)
@@ -41,7 +40,7 @@ def test_what_is_due_is_done_once(
     assert_invariants(gaffer_database)
 
 
-def test_it_survives(db: psycopg.Connection, gaffer_survives: Callable) -> None:
+def test_it_survives(db: psycopg.Connection, gaffer_survives: Survives) -> None:
     def adds_up() -> bool:
         return db.execute(SOURCE).fetchall() == db.execute(TARGET).fetchall()
 

@@ -18,15 +18,17 @@ if TYPE_CHECKING:
     from gaffer_dagster.testing.bench import Bench
     from gaffer_dagster.testing.clock import Clock
     from gaffer_dagster.testing.database import Databases, prepare, scratch_database
-    from gaffer_dagster.testing.faults import survives
+    from gaffer_dagster.testing.faults import Survives, survives
     from gaffer_dagster.testing.invariants import assert_invariants, watch
-    from gaffer_dagster.testing.jobs import job_in, run_due
+    from gaffer_dagster.testing.jobs import RunDue, job_in, run_due
     from gaffer_dagster.testing.waits import settle, wait_until
 
 __all__ = [
     "Bench",
     "Clock",
     "Databases",
+    "RunDue",
+    "Survives",
     "assert_invariants",
     "faults",
     "job_in",
@@ -43,6 +45,8 @@ _HOMES = {
     "Bench": "bench",
     "Clock": "clock",
     "Databases": "database",
+    "RunDue": "jobs",
+    "Survives": "faults",
     "assert_invariants": "invariants",
     "job_in": "jobs",
     "prepare": "database",

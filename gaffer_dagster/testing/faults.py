@@ -14,14 +14,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gaffer_dagster.engine.run import Work
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.testing.bench import Bench, Fault
 from gaffer_dagster.testing.invariants import assert_invariants, is_watched, watch
 from gaffer_dagster.testing.processes import Engines
-from gaffer_dagster.testing.proxy import Cut, cutting
+from gaffer_dagster.testing.proxy import Cut, cutting, refuse_unreadable
 from gaffer_dagster.testing.waits import settle
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ class Pause:
 @dataclass(frozen=True)
 class CutCommit:
     """The connection is cut at the first COMMIT of a batch: before it is sent, once it is, or before its answer
-    arrives. The run itself finds out whether it took effect, and goes on."""
+    arrives. The run itself finds out whether it took effect, and goes on. The server has to take connections
+    without TLS."""
 
     when: Cut
 
@@ -79,6 +80,7 @@ class CutCommit:
         return f"cut at COMMIT, {self.when}"
 
     def __call__(self, bench: Bench) -> None:
+        refuse_unreadable(bench.url)
         with cutting(bench.url, ("commit_batch", self.when)) as proxy:
             ending = bench.start(url=proxy.url).ends()
             if not proxy.is_through:
@@ -169,6 +171,22 @@ def survives(
                 raise AssertionError(f"after {'no fault at all' if fault is _nothing else fault}: {error}") from error
             finally:
                 made.destroy()
+
+
+class Survives(Protocol):
+    """The fixture `gaffer_survives`: `survives` in its database."""
+
+    def __call__(
+        self,
+        job: Job,
+        *,
+        holds: Callable[[], object],
+        more: Callable[[], object] | None = None,
+        faults: Iterable[Fault] | None = None,
+        work: Work | None = None,
+        resources: Mapping[str, object] | None = None,
+        patience: float = 60.0,
+    ) -> None: ...
 
 
 def _nothing(_bench: Bench) -> None:

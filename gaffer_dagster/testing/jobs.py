@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gaffer_dagster.domain.run import Outcome, RunRecord
 from gaffer_dagster.domain.spec import JobSpec
@@ -56,6 +56,14 @@ def run_due(
         records.append(run.record)
         if run.record.outcome is not Outcome.CAPPED or not run.record.items:
             return records
+
+
+class RunDue(Protocol):
+    """The fixture `gaffer_run_due`: `run_due` in its database."""
+
+    def __call__(
+        self, job: Job, *, work: Work | None = None, resources: Mapping[str, object] | None = None
+    ) -> list[RunRecord]: ...
 
 
 def run_once(

@@ -17,16 +17,17 @@ names begin with `gaffer_`. It is called after its module, so that `pytest_plugi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from gaffer_dagster.domain.run import RunRecord
     from gaffer_dagster.testing.clock import Clock
     from gaffer_dagster.testing.database import Databases
+    from gaffer_dagster.testing.faults import Survives
+    from gaffer_dagster.testing.jobs import RunDue
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +70,7 @@ def gaffer_clock(gaffer_database: str) -> Clock:
 
 
 @pytest.fixture
-def gaffer_run_due(gaffer_database: str) -> Callable[..., list[RunRecord]]:
+def gaffer_run_due(gaffer_database: str) -> RunDue:
     """`gaffer_run_due(job)` does all that is due right now in `gaffer_database`; the records of the runs. See
     `gaffer_dagster.testing.run_due`."""
     from gaffer_dagster.testing.jobs import run_due
@@ -78,7 +79,7 @@ def gaffer_run_due(gaffer_database: str) -> Callable[..., list[RunRecord]]:
 
 
 @pytest.fixture
-def gaffer_survives(gaffer_database: str) -> Callable[..., None]:
+def gaffer_survives(gaffer_database: str) -> Survives:
     """`gaffer_survives(job, more=…, holds=…)` does faults to a job in `gaffer_database`. See
     `gaffer_dagster.testing.faults.survives`."""
     from gaffer_dagster.testing.faults import survives

@@ -12,9 +12,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from enum import Enum
 
+from gaffer_dagster.errors import BadInputError, DatabaseUnavailableError
 from gaffer_dagster.store import db
 
 _READY = b"Z\x00\x00\x00\x05I"  # the server is done with a message, and in no transaction
+
+_READABLE = {"sslmode": "disable", "gssencmode": "disable"}
 
 
 class Cut(str, Enum):
@@ -48,7 +51,7 @@ class Proxy:
     async def start(self, host: str) -> asyncio.AbstractServer:
         server = await asyncio.start_server(self._serve, host, 0)
         port = server.sockets[0].getsockname()[1]
-        self.url = db.with_parts(self._url, host=host, port=port, sslmode="disable", gssencmode="disable")
+        self.url = db.with_parts(self._url, host=host, port=port, **_READABLE)
         return server
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
@@ -109,6 +112,18 @@ class Proxy:
                 await to_client.drain()
         done.set()
         to_client.close()
+
+
+def refuse_unreadable(url: str) -> None:
+    """Raises `BadInputError` where the server cannot be reached without encryption, which no proxy can look into."""
+    try:
+        db.connect(db.with_parts(url, **_READABLE), application_name="gaffer:testing").close()
+    except DatabaseUnavailableError as error:
+        raise BadInputError(
+            "to cut a connection at a COMMIT, the messages must be readable, so the tests need a server that takes "
+            "connections without TLS: let pg_hba.conf have a `host` line for them, not `hostssl` alone; or leave "
+            f"CutCommit out, by faults=. Without TLS: {error}"
+        ) from None
 
 
 @contextmanager

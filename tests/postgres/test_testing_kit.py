@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -21,11 +22,25 @@ from psycopg import sql
 import gaffer_dagster as gd
 from gaffer_dagster.errors import BadInputError, MissingRightsError, UnknownJobError
 from gaffer_dagster.store import db
-from gaffer_dagster.testing import Clock, Databases, assert_invariants, job_in, run_due
+from gaffer_dagster.testing import (
+    Bench,
+    Clock,
+    Databases,
+    RunDue,
+    assert_invariants,
+    job_in,
+    run_due,
+    survives,
+    watch,
+)
+from gaffer_dagster.testing.faults import CutCommit
 from gaffer_dagster.testing.invariants import AT_REST, INVARIANTS, violations
 from gaffer_dagster.testing.jobs import place_of
+from gaffer_dagster.testing.processes import Engines
+from gaffer_dagster.testing.proxy import Cut
 from tests.support import faults, jobs
 from tests.support.faults import wait_until
+from tests.support.pgbouncer import pooled
 
 HERE = Path(__file__)
 
@@ -41,9 +56,7 @@ def copied(batch: gd.Batch) -> dict[str, str]:
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_due_is_done_by_dagster_until_nothing_is_left(
-    gaffer_database: str, gaffer_run_due: Callable[..., list[gd.RunRecord]]
-) -> None:
+def test_what_is_due_is_done_by_dagster_until_nothing_is_left(gaffer_database: str, gaffer_run_due: RunDue) -> None:
     jobs.make_source(gaffer_database, 50)
     faults.settle(gaffer_database)
     runs = gaffer_run_due(copied, resources={"who": dg.ResourceDefinition.hardcoded_resource("me")})
@@ -53,7 +66,7 @@ def test_what_is_due_is_done_by_dagster_until_nothing_is_left(
 
 
 def test_a_spec_is_run_with_its_function_and_raises_what_that_raises(
-    gaffer_database: str, gaffer_run_due: Callable[..., list[gd.RunRecord]]
+    gaffer_database: str, gaffer_run_due: RunDue
 ) -> None:
     jobs.make_source(gaffer_database, 5)
     faults.settle(gaffer_database)
@@ -70,7 +83,7 @@ def test_a_spec_is_run_with_its_function_and_raises_what_that_raises(
 
 
 def test_time_is_due_when_the_clock_has_moved_further_than_clocks_may_be_apart(
-    gaffer_database: str, gaffer_clock: Clock, gaffer_run_due: Callable[..., list[gd.RunRecord]]
+    gaffer_database: str, gaffer_clock: Clock, gaffer_run_due: RunDue
 ) -> None:
     spec = gd.JobSpec("hours", gd.EachInterval(), gd.Schedule("0 * * * *"))
     assert [run.items for run in gaffer_run_due(spec, work=lambda batch: None)] == [0]
@@ -104,6 +117,77 @@ def test_what_another_process_cannot_find_is_refused_with_the_cure() -> None:
         place_of(hidden, None)
     with pytest.raises(BadInputError, match=r"which cannot find '.*<lambda>'; define it at the top of a module"):
         place_of(jobs.spec(), lambda batch: None)
+
+
+# ── other processes ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+_READS = """
+import os
+import gaffer_dagster as gd
+FIRST = os.environ["MYVAR"]
+@gd.gaffer_asset(due=gd.Elapsed("1h"), schedule=gd.Schedule("@hourly"))
+def reads(batch):
+    raise LookupError(f"{FIRST} {os.environ['MYVAR']} {os.environ.get('ONLY_ONCE')}")
+"""
+
+
+def test_a_run_has_the_environment_of_the_test_that_starts_it(
+    gaffer_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reads.py").write_text(_READS)
+    monkeypatch.setenv("MYVAR", "none")
+    with Engines() as engines:
+        bench = Bench(job_in(tmp_path / "reads.py", "reads"), gaffer_database, engines, tmp_path)
+        bench.start().ends()
+        bench.pass_ticks(2)
+        monkeypatch.setenv("MYVAR", "one")
+        monkeypatch.setenv("ONLY_ONCE", "there")
+        told = [bench.start().ends().text]
+        monkeypatch.setenv("MYVAR", "two")
+        monkeypatch.delenv("ONLY_ONCE")
+        told.append(bench.start().ends().text)
+    assert [text.splitlines()[-1] for text in told] == ["one one there", "two two None"]
+
+
+_PRELOADS = """
+import multiprocessing, sys
+context = multiprocessing.get_context("forkserver")
+
+def tell(pipe):
+    pipe.send([name in sys.modules for name in ("tabnanny", "gaffer_dagster.testing.warm")])
+
+if __name__ == "__main__":
+    context.set_forkserver_preload(["tabnanny"])
+    from gaffer_dagster.testing.processes import Engines
+    for _ in range(2):
+        with Engines():
+            ours, theirs = context.Pipe()
+            context.Process(target=tell, args=(theirs,)).start()
+            print(ours.recv())
+"""
+
+
+def test_what_a_suite_wants_preloaded_is_loaded_beside_ours(tmp_path: Path) -> None:
+    (tmp_path / "suite.py").write_text(_PRELOADS)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "suite.py"], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[2])},
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["[True, True]"] * 2, done.stderr
+
+
+def test_a_cut_names_what_it_needs_where_nothing_is_taken_without_tls(gaffer_database: str, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder, Engines() as engines:
+        key, certificate = Path(folder, "key"), Path(folder, "certificate")
+        made = ["openssl", "req", "-x509", "-nodes", "-newkey", "rsa:2048", "-subj", "/CN=localhost"]
+        subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+        for each in (Path(folder), key):
+            each.chmod(0o755)
+        tls = {"client_tls_sslmode": "require", "client_tls_key_file": key, "client_tls_cert_file": certificate}
+        with pooled(gaffer_database, **tls) as url:
+            bench = Bench(jobs.spec(), url, engines, tmp_path, work=jobs.copy_rows)
+            with pytest.raises(BadInputError, match=r"without TLS: let pg_hba.conf have a `host` line .*SSL required"):
+                CutCommit(Cut.BEFORE)(bench)
 
 
 # ── invariants ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -176,6 +260,38 @@ def test_a_database_that_is_not_watched_is_refused(url: str) -> None:
 
 
 # ── databases ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def kept(url: str, server_url: str) -> Iterator[str]:
+    """The URL of a migrated database that nobody made to be thrown away: a copy of one, which has no mark of it."""
+    name = f"kept_{uuid4().hex[:8]}"
+    with db.connect(server_url, application_name="test") as server:
+        template = db.parse_url(url)["dbname"]
+        server.execute(db.copy_database(name, template, version=server.info.server_version))
+        try:
+            yield db.with_database(server_url, name)
+        finally:
+            server.execute(db.drop_database(name))
+
+
+@pytest.mark.parametrize("deed", [Clock, watch, lambda url: survives(copied, url, holds=lambda: True)])
+def test_a_database_that_is_not_to_be_thrown_away_is_refused_and_left_as_it_was(
+    deed: Callable[[str], object], kept: str
+) -> None:
+    state = "select prosrc, to_regnamespace('gaffer_testing') from pg_proc where oid = 'gaffer.clock'::regproc"
+    before = jobs.query(kept, state)
+    with pytest.raises(
+        BadInputError, match=r"kept_\w+ is no scratch database.* take the fixture gaffer_database"
+    ) as told:
+        deed(kept)
+    assert "scratch_database(server_url)" in str(told.value)
+    assert jobs.query(kept, state) == before
+
+
+def test_a_copy_is_made_as_the_server_s_version_can() -> None:
+    old, new = (db.copy_database("a", "b", version=version).as_string() for version in (140015, 150000))
+    assert (old, new) == ('create database "a" template "b"', 'create database "a" template "b" strategy file_copy')
 
 
 @pytest.fixture

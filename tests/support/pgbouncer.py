@@ -54,8 +54,8 @@ def pooled(url: str, *, size: int = 3, **settings: object) -> Generator[str]:
             each.chmod(0o755)
         process = subprocess.Popen([binary, "-q", str(file)], stderr=subprocess.PIPE, text=True, user=user, group=group)
         through = conninfo.make_conninfo(
-            host="127.0.0.1", port=port, user=given["user"], dbname=given["dbname"], sslmode="disable",
-            gssencmode="disable",
+            host="127.0.0.1", port=port, user=given["user"], dbname=given["dbname"], gssencmode="disable",
+            sslmode=config.get("client_tls_sslmode", "disable"),
         )  # fmt: skip
         try:
             _wait_until_it_answers(process, through)

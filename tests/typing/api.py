@@ -6,11 +6,30 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
+from pathlib import Path
 
 import dagster as dg
 from typing_extensions import assert_type
 
 import gaffer_dagster as gd
+from gaffer_dagster.engine.steps import Station
+from gaffer_dagster.testing import (
+    Bench,
+    Clock,
+    Databases,
+    RunDue,
+    Survives,
+    assert_invariants,
+    faults,
+    job_in,
+    prepare,
+    run_due,
+    scratch_database,
+    settle,
+    survives,
+    wait_until,
+    watch,
+)
 
 
 @gd.gaffer_asset(
@@ -164,3 +183,43 @@ component = gd.GafferComponent(
 assert_type(component.asset, dg.AssetsDefinition)
 assert_type(component.resource, gd.GafferResource)
 of_function = gd.GafferComponent(name="told", due=gd.Elapsed(), function=by_itself)
+
+
+# ── the tests of a user ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def two_runs(bench: Bench) -> None:
+    assert_type(bench.clock.now(), datetime)
+    bench.do_what_is_due()
+
+
+def test_it(gaffer_database: str, gaffer_clock: Clock, gaffer_run_due: RunDue, gaffer_survives: Survives) -> None:
+    prepare(gaffer_database, "flights", key="id", changed=True)
+    gaffer_clock.set(now)
+    gaffer_clock.advance(timedelta(hours=1))
+    assert_type(gaffer_run_due(with_rows), list[gd.RunRecord])
+    assert_type(gaffer_run_due(spec, work=by_itself), list[gd.RunRecord])
+    assert_type(gaffer_run_due(with_resources, resources={"mail": "none"})[0].items, int)
+    gaffer_survives(
+        with_rows,
+        more=lambda: settle(gaffer_database),
+        holds=lambda: wait_until(lambda: True, "it is so") < 1,
+        faults=[
+            *faults.all(),
+            faults.Kill(at=Station.APPLIED),
+            faults.DoubleTick(),
+            faults.MissedTicks(2),
+            two_runs,
+        ],
+        patience=30,
+    )
+    gaffer_survives(spec, work=by_itself, holds=lambda: None)
+    assert_invariants(gaffer_database, at_rest=True)
+
+
+def test_without_the_fixtures(gaffer_databases: Databases) -> None:
+    with gaffer_databases.scratch() as url:
+        watch(url)
+        assert_type(run_due(job_in(Path("jobs.py"), "flights"), url), list[gd.RunRecord])
+    with scratch_database("postgresql://localhost/postgres") as url:
+        survives(with_rows, url, holds=lambda: True)
