@@ -280,8 +280,7 @@ def test_a_run_that_is_started_for_ever_is_told_and_ended_by_its_cure(
     run_of(instance, dg.DagsterRunStatus.STARTED, dagster__max_runtime="3600")
     assert not_well() == {}
     monkeypatch.setattr(adapter, "_BACKSTOP", timedelta())
-    time.sleep(1.5)
-    found = not_well()
+    found = wait_until(not_well, 30, "the run has lasted for a second")
     assert (set(found), found["runs"].mark) == ({"runs"}, Mark.WRONG), found
     assert f"{run} of one, STARTED" in found["runs"].found
     paste(found["runs"].cure)

@@ -9,7 +9,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -276,8 +275,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_open_transaction_is_named_and_ended_by_its_cure(shop: str) -> None:
     with closing(psycopg.connect(shop, application_name="forgotten")) as other:
         other.execute("insert into source (value) values ('x')")
-        time.sleep(1.1)
-        found = not_well(shop)["open transactions"]
+        found = protocol.until(lambda: not_well(shop).get("open transactions"))
         assert (found.mark, "forgotten" in found.found) == (Mark.WARNING, True), found
         paste(shop, found.cure)
         protocol.until(lambda: "open transactions" not in not_well(shop))
@@ -304,9 +302,8 @@ def test_a_forgotten_prepared_transaction_is_rolled_back_by_its_cure(shop: str) 
         connection.execute("begin; insert into source (value) values ('x'); prepare transaction 'it''s'")
     young = {check.name: check for check in look(shop)}["prepared transactions"]
     assert (young.mark, young.found) == (Mark.OK, "1 of 5 that there may be")
-    time.sleep(1.1)
+    protocol.until(lambda: set(not_well(shop)) == {"prepared transactions", "open transactions"})
     found = not_well(shop)
-    assert set(found) == {"prepared transactions", "open transactions"}, found
     assert "'it''s'" in found["prepared transactions"].found
     paste(shop, found["prepared transactions"].cure)
     assert not_well(shop) == {}
