@@ -4,12 +4,12 @@ of a small shop and some of their history, and a Chromium that visits it."""
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
+import pytest
 from playwright.sync_api import Page, sync_playwright
 
 from gaffer_dagster.adapter.assets import job_of
@@ -32,12 +32,12 @@ _SCHEDULE_OFF = "mutation ($id: String!) { stopRunningSchedule(id: $id) { __type
 
 
 class Shop:
-    """`url`: of its database. Its runs are executed here, and seen in the webserver, which has the same storage."""
+    """`url`: of its database, which GAFFER_DATABASE_URL names. Its runs are executed here, and seen in the webserver,
+    which has the same storage."""
 
     def __init__(self, dagster: Deployment, url: str) -> None:
         self.dagster = dagster
         self.url = url
-        os.environ["GAFFER_DATABASE_URL"] = url
         spec = importlib.util.spec_from_file_location("shop_definitions", PROJECT)
         assert spec is not None
         assert spec.loader is not None
@@ -65,7 +65,8 @@ def open_shop(home: Path, url: str) -> Generator[Shop]:
     jobs.execute(url, "create table revenue (order_id bigint, amount text)")
     jobs.execute(url, "create table daily_report (since timestamptz, until timestamptz)")
     jobs.execute(url, "create table letters (id int primary key, address text, sent_at timestamptz)")
-    with deployment(home, url, shipped_yaml(), PROJECT) as dagster:
+    with deployment(home, url, shipped_yaml(), PROJECT) as dagster, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GAFFER_DATABASE_URL", url)
         dagster.start("dagster", "dev", "-h", "127.0.0.1", "-p", str(dagster.port))
         wait_until(dagster.is_up, 240, "the webserver")
         dagster.watch(on=False)
