@@ -35,6 +35,11 @@ def build_definitions(
     if (resource is None) == (resources is None):
         raise BadSpecError("build_definitions: give either resource= or resources=")
     databases = dict(resources) if resources is not None else {"gaffer": resource}
+    for key, each in databases.items():
+        if not isinstance(each, GafferResource):
+            raise BadSpecError(
+                f"build_definitions: the resource {key!r} is a {type(each).__name__}; give a GafferResource"
+            )
     found = [assets.job_of(job) for job in jobs]
     _check(found, databases)
     for job in found:
@@ -111,7 +116,8 @@ def _check(jobs: list[GafferJob], databases: Mapping[str, GafferResource | None]
     for job in jobs:
         if job.spec.name in names:
             raise BadSpecError(
-                f"job {job.spec.name!r} is given twice to build_definitions; its watermark would be shared"
+                f"job {job.spec.name!r} is given twice, and its watermark would be shared; give one of them another "
+                "name or key_prefix"
             )
         names.add(job.spec.name)
         if job.database not in databases:

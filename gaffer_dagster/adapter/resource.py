@@ -47,7 +47,7 @@ class GafferResource(dg.ConfigurableResource[Any]):
     """
 
     dsn: str = Field(
-        description="The database's URL; name a variable with dg.EnvVar, since a literal is shown in clear."
+        repr=False, description="The database's URL; name a variable with dg.EnvVar, since a literal is shown in clear."
     )
 
     def url(self) -> str:

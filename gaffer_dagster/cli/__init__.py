@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from gaffer_dagster import __version__
+from gaffer_dagster.domain.close import meant
 from gaffer_dagster.errors import DatabaseUnavailableError, GafferError
 
 FAILED = 1
@@ -96,6 +97,11 @@ class Commands(click.Group):
             if cmd_name in section:
                 return getattr(import_module(f"gaffer_dagster.cli.{section[cmd_name][0]}"), cmd_name)
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}{meant(args[0], self.list_commands(ctx))}.")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(len(name) for section in COMMANDS.values() for name in section)

@@ -88,7 +88,7 @@ def _tested(of: Mapping[str, Any]) -> str:
 
 
 def _moved(of: Mapping[str, Any]) -> str:
-    return f"watermark moved from {said(of['from'], 'UTC')} to {said(of['to'], 'UTC')}"
+    return f"watermark moved: it was {said(of['from'], 'UTC')}, and then {said(of['to'], 'UTC')}"
 
 
 def _adopted(of: Mapping[str, Any]) -> str:

@@ -33,9 +33,10 @@ def load_module(name: str) -> ModuleType:
         missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
         if missing is None or not f"{name}.".startswith(f"{missing}."):
             raise  # the module is there, and something that it imports is not
-        raise BadInputError(
-            f"there is no module {name!r} here; run in the folder that it is in, or install it"
-        ) from None
+        cure = (
+            f"for a file, give -f {name}" if name.endswith(".py") else "run in the folder that it is in, or install it"
+        )
+        raise BadInputError(f"there is no module {name!r} here; {cure}") from None
 
 
 def load_file(file: Path) -> ModuleType:

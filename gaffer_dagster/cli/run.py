@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
@@ -18,9 +19,10 @@ from gaffer_dagster.cli import TRY_AGAIN, show
 from gaffer_dagster.cli.command import BY, REASON, job_argument, operator_of, tell
 from gaffer_dagster.cli.definitions import jobs_in
 from gaffer_dagster.cli.process import log_to_stderr, signals
+from gaffer_dagster.domain.close import meant
 from gaffer_dagster.domain.moment import as_moment
 from gaffer_dagster.domain.progress import BACKLOG_CEILING
-from gaffer_dagster.domain.run import Outcome
+from gaffer_dagster.domain.run import Outcome, RunRecord
 from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.redo import note
 from gaffer_dagster.engine.run import Run, open_run
@@ -65,26 +67,47 @@ def run(
     with signals():
         jobs = jobs_in(file, module)
         if job not in jobs:
-            raise UnknownJobError(f"no job {job!r} is defined there; there is {', '.join(sorted(jobs)) or 'none'}")
+            there = ", ".join(sorted(jobs)) or "none"
+            raise UnknownJobError(f"no job {job!r} is defined there; there is {there}{meant(job, jobs)}")
         found = jobs[job]
         again = None if redo is None else as_moment(redo, "--interval", found.job.spec.timezone)
         operator = operator_of(by, reason)
         url = database.from_environment() if found.resource is None else found.resource.url()
-        while True:
-            outcome, items = _run_once(
-                found.job, url, despite_pause=despite_pause, redo=again, operator=operator, as_json=as_json
-            )
-            if again is not None and outcome.did_not_work:  # no tick makes up for it
-                click.echo(f"gaffer: the interval was not done, since the job is {outcome}; try again", err=True)
-                sys.exit(TRY_AGAIN)
-            # A run that was capped without doing anything waits for something: the next wake-up will see.
-            if once or outcome is not Outcome.CAPPED or not items:
-                break
+        records: list[RunRecord] = []
+        try:
+            while True:
+                outcome = _run_once(
+                    found.job, url, records, despite_pause=despite_pause, redo=again, operator=operator, as_json=as_json
+                )
+                # A run that was capped without doing anything waits for something: the next wake-up will see.
+                if once or outcome is not Outcome.CAPPED or not records[-1].items:
+                    break
+        finally:
+            if records and not as_json:
+                _show(lambda: show.print_runs(records))
+        if again is not None and outcome.did_not_work:  # no tick makes up for it
+            click.echo(f"gaffer: the interval was not done, since the job is {outcome}; try again", err=True)
+            sys.exit(TRY_AGAIN)
+
+
+def _show(show: Callable[[], None]) -> None:
+    """The work is done and recorded, whether or not somebody reads what is said of it."""
+    with suppress(OSError, SystemExit):  # rich turns a broken pipe into an exit of its own
+        show()
+        sys.stdout.flush()
 
 
 def _run_once(
-    job: Any, url: str, *, despite_pause: bool, redo: datetime | None, operator: Operator, as_json: bool
-) -> tuple[Outcome, int]:
+    job: Any,
+    url: str,
+    records: list[RunRecord],
+    *,
+    despite_pause: bool,
+    redo: datetime | None,
+    operator: Operator,
+    as_json: bool,
+) -> Outcome:
+    """One run, whose record is added to the others."""
     log = wrap(logging.getLogger("gaffer"))
     bar = _progress() if _has_bar(as_json) else None
     opened: Run | None = None
@@ -117,13 +140,13 @@ def _run_once(
             raise DatabaseUnavailableError(f"Postgres went away: {db.primary_message(error)}; try again") from None
         logging.getLogger("gaffer").error("%s failed", job.spec.name, exc_info=error)
         sys.exit(1)
-    if opened.record is not None:
-        # The work is done and recorded, whether or not somebody reads what is said of it.
-        with suppress(OSError, SystemExit):  # rich turns a broken pipe into an exit of its own
-            (tell if as_json else show.print_runs)([opened.record])
-            sys.stdout.flush()
+    record = opened.record
+    if record is not None:
+        records.append(record)
+        if as_json:
+            _show(lambda: tell([record]))
     opened.reported()
-    return opened.outcome, 0 if opened.record is None else opened.record.items
+    return opened.outcome
 
 
 def _has_bar(as_json: bool) -> bool:

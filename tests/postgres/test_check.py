@@ -347,6 +347,7 @@ def test_a_retired_job_is_missed_no_more_and_comes_back_with_its_code(hourly: Ma
     assert (alert["resolved_at"] is not None, alert["details"]["over"]) == (True, "retired")
     job.register(3.0, job.spec)
     assert gaffer(job.url, "check").exit_code == 0, "it was not missed while it was retired"
+    assert told(job.url, "audit", "job", "--limit", "1")["action"] == "unretire"
     overdue(job, 4.5)
     assert [each["kind"] for each in told(job.url, "check")["findings"]] == ["absence"]
 

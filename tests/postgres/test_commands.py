@@ -55,7 +55,7 @@ CHANGES: Mapping[str, tuple[Sequence[str], str | None, str]] = {
     "alerts ack": (["1"], "copied", "knows of incident 1 (failures)"),
     "alerts test": (["log"], None, "sent a test message to log"),
     "release": (["copied"], "copied", "lease of slot 0 taken from "),
-    "watermark set": (["copied", "beginning"], "copied", "watermark moved from just after row 5 "),
+    "watermark set": (["copied", "beginning"], "copied", "watermark moved: it was just after row 5 "),
     "watermark adopt": (["copied"], "copied", "adopted after a restore, fences 1,000,000 ahead"),
     "items retry": (["items", "a"], "items", "1 row to be tried again: a"),
     "items drop": (["items", "b"], "items", "1 row dropped: b"),

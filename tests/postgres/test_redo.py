@@ -216,6 +216,9 @@ def test_gaffer_run_interval(url: str, tmp_path: Path) -> None:
         "outcome": "succeeded",
     }
     assert jobs.query(url, "select max(n)::int from (select count(*) n from windows group by since) each") == [(2,)]
+    gaffer(url, tmp_path, "pause", "days")
+    paused = run("days", "--interval", "2026-01-02")
+    assert (paused.returncode, "the interval was not done, since the job is paused" in paused.stderr) == (75, True)
     for job, time, said in (
         ("days", "2026-01-04", "to 2026-01-04T00:00:00-05:00; give a time in between"),
         ("days", "the second", "--interval 'the second' is no time"),
