@@ -26,6 +26,7 @@ from gaffer_dagster.adapter.assets import JOB_TAG
 from gaffer_dagster.adapter.definitions import dagster_name
 from gaffer_dagster.adapter.pools import SETTINGS, granularity, limits, pool_of
 from gaffer_dagster.adapter.sensors import NAME
+from gaffer_dagster.domain.amount import few
 from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.health import Check, Mark
 from gaffer_dagster.errors import BadInputError
@@ -36,7 +37,6 @@ _LATE, _GONE = timedelta(minutes=2), timedelta(minutes=5)
 _QUEUED = timedelta(minutes=15)
 _BACKSTOP = timedelta(minutes=5)
 _NEWEST = 500
-_FEW = 3
 _AT_WORK = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 _WAITING = [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.QUEUED]
 _OVER = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
@@ -253,14 +253,14 @@ def _pools(asked: _Asked) -> Iterator[Check]:
     other = {job: now.of(pool_of(job)) for job, count in asked.slots.items() if now.of(pool_of(job)) != count}
     stopped = sorted(job for job, limit in other.items() if limit == 0)
     if stopped:
-        found = f"no run of {_few(stopped)} can begin: the limit of the pool {pool_of(stopped[0])} is 0"
+        found = f"no run of {few(stopped)} can begin: the limit of the pool {pool_of(stopped[0])} is 0"
         yield _check("pools", Mark.WRONG, found, "gaffer dagster sync")
     elif other:
         said = [
             f"{pool_of(job)} lets {'any number' if limit is None else limit} of {asked.slots[job]} work"
             for job, limit in sorted(other.items())
         ]
-        yield _check("pools", Mark.WARNING, _few(said), "gaffer dagster sync")
+        yield _check("pools", Mark.WARNING, few(said), "gaffer dagster sync")
     else:
         yield _check("pools", Mark.OK, f"as many as there are slots, for {len(asked.slots)}")
 
@@ -404,8 +404,3 @@ def _logs(asked: _Asked) -> Iterator[Check]:
         yield _check("logs", Mark.WARNING, found, "python_logs:\n  python_log_level: INFO")
     else:
         yield _check("logs", Mark.OK, f"python_log_level is {level or 'left as it is'}")
-
-
-def _few(said: Sequence[str]) -> str:
-    more = len(said) - _FEW
-    return ", ".join(said[:_FEW]) + (f" and {more} more" if more > 0 else "")
