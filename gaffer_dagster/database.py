@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from gaffer_dagster import local
-from gaffer_dagster.errors import BadInputError
+from gaffer_dagster.errors import BadInputError, DatabaseUnavailableError
 from gaffer_dagster.store import db, migrate
 
 VARIABLE = "GAFFER_DATABASE_URL"
@@ -36,10 +36,14 @@ def from_environment() -> str:
     return resolve(_given())
 
 
-def at_hand() -> str | None:
-    """The same, where nothing has to be started or migrated for it."""
-    given = _given()
-    return local.running(FOLDER) if given == LOCAL else given or None
+def at_hand(given: str | None = None) -> str:
+    """What `from_environment` (or `resolve`) says, and nothing is started or migrated for it. Raises
+    `DatabaseUnavailableError` where the private server does not run."""
+    given = _given() if given is None else given
+    url = local.running(FOLDER) if given == LOCAL else resolve(given)
+    if url is None:
+        raise DatabaseUnavailableError(f"the private server in {FOLDER} does not run; gaffer db url")
+    return url
 
 
 def _given() -> str:

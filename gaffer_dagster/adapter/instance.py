@@ -5,38 +5,37 @@ from __future__ import annotations
 import logging
 import os
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import dagster as dg
 import yaml
-from dagster._core.instance.ref import InstanceRef
-from dagster._core.run_coordinator import QueuedRunCoordinator
-from dagster._core.scheduler.instigation import InstigatorStatus
 from sqlalchemy.engine import make_url
 
 from gaffer_dagster.adapter.assets import JOB_TAG
 from gaffer_dagster.adapter.definitions import dagster_name
 from gaffer_dagster.adapter.pools import SETTINGS, granularity, limits, pool_of
 from gaffer_dagster.adapter.sensors import NAME
+from gaffer_dagster.domain.amount import few
 from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.health import Check, Mark
+from gaffer_dagster.engine.limit import within
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db
 
+T = TypeVar("T")
 _LIMIT = timedelta(seconds=30)
 _LATE, _GONE = timedelta(minutes=2), timedelta(minutes=5)
 _QUEUED = timedelta(minutes=15)
 _BACKSTOP = timedelta(minutes=5)
+_LOOKED = timedelta(hours=2)  # the scheduler notes it each hour, and up to ten minutes late
 _NEWEST = 500
-_FEW = 3
 _AT_WORK = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 _WAITING = [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.QUEUED]
 _OVER = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
@@ -52,13 +51,13 @@ def open_instance() -> dg.DagsterInstance:
     home = os.environ.get("DAGSTER_HOME", "")
     if not home:
         raise BadInputError("DAGSTER_HOME is not set; set it to the folder of the instance's dagster.yaml")
-    trap = _trap(home)
-    if trap is not None:
-        raise BadInputError(f"{trap.found}; {trap.cure}")
     try:
-        return _within(_LIMIT, dg.DagsterInstance.get)
+        traps = list(_trap(home))
+        if not traps:
+            return _within_limit(dg.DagsterInstance.get)
     except Exception as error:
         raise BadInputError(f"the Dagster instance in {home} cannot be opened: {_said(error)}; mend it") from None
+    raise BadInputError(f"{traps[0].found}; {traps[0].cure}")
 
 
 def examine(slots: Mapping[str, int]) -> list[Check]:
@@ -67,22 +66,22 @@ def examine(slots: Mapping[str, int]) -> list[Check]:
     found = [_home(home)]
     if found[0].mark in (Mark.WRONG, Mark.UNKNOWN):
         return found
-    trap = _trap(home)
-    if trap is not None:  # to go on would only show what it leads to
-        return [*found, trap]
+    found += _answers("storage driver", lambda: _trap(home))
+    if found[-1].mark is Mark.WRONG:  # to go on would only show what it leads to
+        return found
     try:
-        instance = _within(_LIMIT, dg.DagsterInstance.get)
+        instance = _within_limit(dg.DagsterInstance.get)
     except Exception as error:
         cure = "mend its dagster.yaml, or start its storage; dagster instance info shows the same error"
         return [*found, _check("instance", Mark.WRONG, f"it cannot be opened: {_said(error)}", cure)]
-    asked = _Asked(instance, slots, datetime.now(timezone.utc))
-    questions: list[tuple[str, Callable[[_Asked], Iterable[Check]]]] = [
+    asked = _Examined(instance, slots, datetime.now(timezone.utc))
+    questions: list[tuple[str, Callable[[_Examined], Iterable[Check]]]] = [
         ("storage", _storage),
         ("run monitoring", _monitoring),
         ("run queue", _queue),
         ("granularity", _granularity),
         ("pools", _pools),
-        ("pool slots", _leaked),
+        ("places", _leaked),
         ("daemon", _daemons),
         ("two daemons", _two_daemons),
         ("switches", _switches),
@@ -91,11 +90,15 @@ def examine(slots: Mapping[str, int]) -> list[Check]:
         ("logs", _logs),
     ]
     for name, question in questions:
-        try:
-            found += _within(_LIMIT, lambda question=question: list(question(asked)))
-        except Exception as error:
-            found.append(_check(name, Mark.UNKNOWN, f"the instance does not answer: {_said(error)}"))
+        found += _answers(name, partial(question, asked))
     return found
+
+
+def _answers(name: str, question: Callable[[], Iterable[Check]]) -> list[Check]:
+    try:
+        return _within_limit(lambda: list(question()))
+    except Exception as error:
+        return [_check(name, Mark.UNKNOWN, f"the instance does not answer: {_said(error)}")]
 
 
 def _said(error: BaseException) -> str:
@@ -106,27 +109,13 @@ def _said(error: BaseException) -> str:
     return db.redact("; ".join(lines) or type(error).__name__)
 
 
-def _within(limit: timedelta, ask: Callable[[], Any]) -> Any:
+def _within_limit(ask: Callable[[], T]) -> T:
     """Dagster asks a storage that is away again and again, and waits for one that is silent."""
-    answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-
-    def run() -> None:
-        try:
-            answers.put((ask(), None))
-        except BaseException as error:
-            answers.put((None, error))
-
     logging.disable(logging.WARNING)  # of each attempt
     try:
-        threading.Thread(target=run, name="gaffer doctor", daemon=True).start()
-        answer, error = answers.get(timeout=limit.total_seconds())
-    except Empty:
-        raise TimeoutError from None
+        return within(_LIMIT, ask, "gaffer doctor")
     finally:
         logging.disable(logging.NOTSET)
-    if error is not None:
-        raise error
-    return answer
 
 
 # ── how it is set up ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -147,16 +136,18 @@ def _home(home: str) -> Check:
     return _check("home", Mark.OK, home)
 
 
-def _trap(home: str) -> Check | None:
+def _trap(home: str) -> Iterator[Check]:
     """With SQLAlchemy 2.1 a URL of `postgresql://` means psycopg 3, by which Dagster cannot store an event: runs stay
     NOT_STARTED, and ticks say SUCCESS."""
     version = tuple(int(part) for part in re.findall(r"\d+", metadata.version("sqlalchemy"))[:2])
     if version < (2, 1):
-        return None
+        return
+    from dagster._core.instance.ref import InstanceRef  # private: where it is gone, this cannot be told
+
     try:
         ref = InstanceRef.from_dir(home)
     except Exception:  # it cannot be opened either, which says why
-        return None
+        return
     for data in (ref.storage_data, ref.run_storage_data, ref.event_storage_data, ref.schedule_storage_data):
         if data is not None and data.module_name.startswith("dagster_postgres"):
             scheme = _scheme(yaml.safe_load(data.config_yaml) or {})
@@ -166,8 +157,8 @@ def _trap(home: str) -> Check | None:
                     "psycopg 3, and dagster-postgres fails with it: no event of a run can be stored"
                 )
                 cure = "write postgresql+psycopg2://… in its URL (with postgres_db: scheme: postgresql+psycopg2)"
-                return _check("storage driver", Mark.WRONG, found, cure)
-    return None
+                yield _check("storage driver", Mark.WRONG, found, cure)
+                return
 
 
 def _scheme(config: Mapping[str, Any]) -> str:
@@ -181,7 +172,7 @@ def _scheme(config: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Examined:
     instance: dg.DagsterInstance
     slots: Mapping[str, int]
     now: datetime
@@ -198,7 +189,7 @@ class _Asked:
         return self.now - (since if since.tzinfo is not None else since.replace(tzinfo=timezone.utc))
 
 
-def _storage(asked: _Asked) -> Iterator[Check]:
+def _storage(asked: _Examined) -> Iterator[Check]:
     name = type(asked.instance.run_storage).__name__
     asked.instance.run_storage.get_runs_count()
     url = getattr(asked.instance.run_storage, "postgres_url", None)
@@ -211,7 +202,7 @@ def _storage(asked: _Asked) -> Iterator[Check]:
         yield _check("storage", Mark.OK, f"{name}{lone}")
 
 
-def _monitoring(asked: _Asked) -> Iterator[Check]:
+def _monitoring(asked: _Examined) -> Iterator[Check]:
     instance = asked.instance
     if not instance.run_monitoring_enabled:
         found = "off: a run whose process is gone can stay STARTED for ever, and no max_runtime is kept"
@@ -223,9 +214,9 @@ def _monitoring(asked: _Asked) -> Iterator[Check]:
     yield _check("run monitoring", Mark.OK, f"on, every {every} s{bound}")
 
 
-def _queue(asked: _Asked) -> Iterator[Check]:
+def _queue(asked: _Examined) -> Iterator[Check]:
     config = asked.instance.get_concurrency_config().run_queue_config
-    if not isinstance(asked.instance.run_coordinator, QueuedRunCoordinator) or config is None:
+    if not isinstance(asked.instance.run_coordinator, dg.QueuedRunCoordinator) or config is None:
         name = type(asked.instance.run_coordinator).__name__
         yield _check("run queue", Mark.OK, f"none ({name}): a second run of a job does not wait, and ends busy")
     elif config.max_concurrent_runs == 0:
@@ -236,16 +227,16 @@ def _queue(asked: _Asked) -> Iterator[Check]:
         yield _check("run queue", Mark.OK, f"{'any number of' if most < 0 else most} runs at once")
 
 
-def _granularity(asked: _Asked) -> Iterator[Check]:
+def _granularity(asked: _Examined) -> Iterator[Check]:
     said = granularity(asked.instance)
     if said == "run":
         yield _check("granularity", Mark.OK, "run")
     else:
-        found = f"{said or 'op (the default)'}: the slot of a run that is killed is never given back, and its job waits"
+        found = f"{said or 'op (the default)'}: a run that is killed never gives its place back, and its job waits"
         yield _check("granularity", Mark.WARNING, found, SETTINGS)
 
 
-def _pools(asked: _Asked) -> Iterator[Check]:
+def _pools(asked: _Examined) -> Iterator[Check]:
     if not asked.slots:
         yield _check("pools", Mark.SKIPPED, "no job is known, from the database or by -f or -m")
         return
@@ -253,41 +244,41 @@ def _pools(asked: _Asked) -> Iterator[Check]:
     other = {job: now.of(pool_of(job)) for job, count in asked.slots.items() if now.of(pool_of(job)) != count}
     stopped = sorted(job for job, limit in other.items() if limit == 0)
     if stopped:
-        found = f"no run of {_few(stopped)} can begin: the limit of the pool {pool_of(stopped[0])} is 0"
+        found = f"no run of {few(stopped)} can begin: the limit of the pool {pool_of(stopped[0])} is 0"
         yield _check("pools", Mark.WRONG, found, "gaffer dagster sync")
     elif other:
         said = [
             f"{pool_of(job)} lets {'any number' if limit is None else limit} of {asked.slots[job]} work"
             for job, limit in sorted(other.items())
         ]
-        yield _check("pools", Mark.WARNING, _few(said), "gaffer dagster sync")
+        yield _check("pools", Mark.WARNING, few(said), "gaffer dagster sync")
     else:
         yield _check("pools", Mark.OK, f"as many as there are slots, for {len(asked.slots)}")
 
 
-def _leaked(asked: _Asked) -> Iterator[Check]:
+def _leaked(asked: _Examined) -> Iterator[Check]:
     storage = asked.instance.event_log_storage
     claimed = {
-        slot.run_id: pool_of(job)
+        place.run_id: pool_of(job)
         for job in asked.slots
-        for slot in storage.get_concurrency_info(pool_of(job)).claimed_slots
+        for place in storage.get_concurrency_info(pool_of(job)).claimed_slots
     }
     over: Sequence[dg.RunRecord] = []
     if claimed:
         over = asked.instance.get_run_records(dg.RunsFilter(run_ids=list(claimed), statuses=_OVER))
     if not over:
-        yield _check("pool slots", Mark.OK, f"{len(claimed)} taken, none by a run that is over")
+        yield _check("places", Mark.OK, f"{len(claimed)} taken in pools, none by a run that is over")
         return
     run = over[0].dagster_run.run_id
-    found = f"{claimed[run]}: the slot of run {run}, which is over, was not given back; later runs wait for it"
+    found = f"{claimed[run]}: the place of run {run}, which is over, was not given back; later runs wait for it"
     free = "import dagster as dg; dg.DagsterInstance.get().event_log_storage.free_concurrency_slots_for_run"
-    yield _check("pool slots", Mark.WRONG, found, f"python -c \"{free}('{run}')\"")
+    yield _check("places", Mark.WRONG, found, f"python -c \"{free}('{run}')\"")
 
 
 # ── who runs it ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _daemons(asked: _Asked) -> Iterator[Check]:
+def _daemons(asked: _Examined) -> Iterator[Check]:
     instance = asked.instance
     beats = instance.get_daemon_heartbeats()
     wanted = sorted(instance.get_required_daemon_types())
@@ -314,39 +305,53 @@ def _daemons(asked: _Asked) -> Iterator[Check]:
             yield _check("daemon errors", Mark.WARNING, f"{name}: {said}", "see the log of dagster-daemon")
 
 
-def _two_daemons(asked: _Asked) -> Iterator[Check]:
+def _two_daemons(asked: _Examined) -> Iterator[Check]:
     """Each kind's row has the last one that wrote it, so two that are alive mostly share them."""
     beats = asked.instance.get_daemon_heartbeats()
     wanted = asked.instance.get_required_daemon_types()
     alive = {beats[name].daemon_id for name in wanted if name in beats and asked.age(beats[name].timestamp) <= _LATE}
-    ticks = Counter(
-        (record.dagster_run.tags["dagster/schedule_name"], record.dagster_run.tags["dagster/tick"])
-        for record in asked.runs([])
-        if {"dagster/schedule_name", "dagster/tick"} <= record.dagster_run.tags.keys()
-    )
-    twice = sorted(key for key, count in ticks.items() if count > 1)
+    twice = sorted(each for each, count in Counter(map(_requested, asked.runs([]))).items() if each and count > 1)
     cure = "stop all but one dagster-daemon (and dagster dev) with this storage; in Kubernetes: strategy Recreate"
     if len(alive) > 1:
         found = f"{len(alive)} are alive ({', '.join(sorted(str(each)[:8] for each in alive))}): ticks come twice"
         yield _check("two daemons", Mark.WARNING, found, cure)
     elif twice:
-        name, tick = twice[-1]
-        found = f"there are two runs for one tick, such as {name} at {tick}: there were two, at least then"
+        at, name, *_ = twice[-1]
+        found = f"there are two runs for one tick, such as {name} at {at}: there were two, at least then"
         yield _check("two daemons", Mark.WARNING, found, cure)
     else:
         yield _check("two daemons", Mark.OK, "none is seen")
 
 
-def _switches(asked: _Asked) -> Iterator[Check]:
+def _requested(record: dg.RunRecord) -> tuple[str, ...] | None:
+    """By which tick of which schedule, and for which of its slots. Its `dagster/tick` is the row in which a daemon
+    noted the tick: two daemons have two. What was run again has the tags of the first."""
+    tags = record.dagster_run.tags
+    at, name = tags.get(".dagster/scheduled_execution_time"), tags.get("dagster/schedule_name")
+    if at is None or name is None or record.dagster_run.parent_run_id is not None:
+        return None
+    return at, name, tags.get("dagster/run_key", ""), tags.get(".dagster/repository", "")
+
+
+def _switches(asked: _Examined) -> Iterator[Check]:
     ours = {f"{dagster_name(job)}_schedule" for job in asked.slots} | {NAME}
-    states = [state for state in asked.instance.all_instigator_state() if state.name in ours]
-    off = [state for state in states if state.status is InstigatorStatus.STOPPED]
+    every = asked.instance.all_instigator_state()
+    states = [state for state in every if state.name in ours]
+    alive = {_location(state) for state in every if asked.age(_looked_at(state)) <= _LOOKED}
+    off = [state for state in states if state.status.value == "STOPPED"]
     for state in off:
         kind = "sensor" if state.name == NAME else "schedule"
-        where = state.origin.repository_origin.code_location_origin.location_name
+        where = _location(state)
         lost = "nothing is watched there" if kind == "sensor" else "its job runs only when asked to"
         found = f"the {kind} {state.name} of {where} is switched off in Dagster: {lost}"
-        yield _check("switches", Mark.WRONG, found, f"dagster {kind} start {state.name} -l {where} -w workspace.yaml")
+        if alive and where not in alive:
+            found += f"; the code location {where} is perhaps gone, or has another name"
+            forget = f"delete_instigator_state('{state.instigator_origin_id}', '{state.selector_id}')"
+            cure = f'python -c "import dagster as dg; dg.DagsterInstance.get().{forget}"   # if it is gone'
+            yield _check("switches", Mark.WARNING, found, cure)
+        else:
+            cure = f"dagster {kind} start {state.name} -l {where} -w workspace.yaml"
+            yield _check("switches", Mark.WRONG, found, cure)
     if not any(state.name == NAME for state in states):
         found = f"no daemon has seen the sensor {NAME} yet: no code location with build_definitions is loaded"
         yield _check("switches", Mark.WARNING, found, "dagster definitions validate -w workspace.yaml")
@@ -354,7 +359,17 @@ def _switches(asked: _Asked) -> Iterator[Check]:
         yield _check("switches", Mark.OK, f"none of {len(states)} is off")
 
 
-def _runs(asked: _Asked) -> Iterator[Check]:
+def _location(state: Any) -> str:
+    return state.origin.repository_origin.code_location_origin.location_name
+
+
+def _looked_at(state: Any) -> float:
+    """When a daemon last noted that it has this sensor or schedule: it does for schedules that are off, too."""
+    noted = ("last_tick_start_timestamp", "last_iteration_timestamp")
+    return max(getattr(state.instigator_data, name, None) or 0.0 for name in noted)
+
+
+def _runs(asked: _Examined) -> Iterator[Check]:
     stuck: list[tuple[dg.RunRecord, timedelta]] = []
     for record in asked.runs(_AT_WORK):
         age = asked.age(record.start_time or record.create_timestamp)
@@ -383,7 +398,7 @@ def _runs(asked: _Asked) -> Iterator[Check]:
         yield _check("runs", Mark.OK, "none is at work or waits for too long")
 
 
-def _scheduler(asked: _Asked) -> Iterator[Check]:
+def _scheduler(asked: _Examined) -> Iterator[Check]:
     retries = getattr(asked.instance.scheduler, "max_tick_retries", 0)
     threads = {
         name: bool((settings or {}).get("use_threads"))
@@ -397,15 +412,10 @@ def _scheduler(asked: _Asked) -> Iterator[Check]:
     yield _check("scheduler", Mark.OK, f"a tick that fails is tried again {retries} times{one_by_one}")
 
 
-def _logs(asked: _Asked) -> Iterator[Check]:
+def _logs(asked: _Examined) -> Iterator[Check]:
     level = asked.instance.python_log_level
     if (level or "").upper() in ("WARNING", "ERROR", "CRITICAL"):
         found = f"python_log_level is {level}: what runs say of their batches is not kept"
         yield _check("logs", Mark.WARNING, found, "python_logs:\n  python_log_level: INFO")
     else:
         yield _check("logs", Mark.OK, f"python_log_level is {level or 'left as it is'}")
-
-
-def _few(said: Sequence[str]) -> str:
-    more = len(said) - _FEW
-    return ", ".join(said[:_FEW]) + (f" and {more} more" if more > 0 else "")

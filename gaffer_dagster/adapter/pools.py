@@ -59,7 +59,7 @@ def changes(instance: dg.DagsterInstance, slots: Mapping[str, int], retired: Col
     """What `change` has to do so that as many runs of a job are at work as it has slots, and the others wait; and that
     nothing is left of retired jobs.
 
-    Raises `BadInputError` where a limit would do harm: with granularity `op` the slot of a run that was killed is
+    Raises `BadInputError` where a limit would do harm: with granularity `op` the place of a run that was killed is
     never given back, and no later run would begin.
     """
     if not instance.event_log_storage.supports_global_concurrency_limits:
@@ -67,7 +67,7 @@ def changes(instance: dg.DagsterInstance, slots: Mapping[str, int], retired: Col
     said = granularity(instance)
     if said != "run":
         raise BadInputError(
-            f"the pools of this Dagster instance are of granularity {said or 'op (the default)'}, where the slot of a "
+            f"the pools of this Dagster instance are of granularity {said or 'op (the default)'}, where the place of a "
             "run that was killed is never given back, and its job would wait for ever; nothing was changed. Add to "
             f"its dagster.yaml, and restart the daemon:\n{SETTINGS}"
         )

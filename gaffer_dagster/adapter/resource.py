@@ -52,6 +52,13 @@ class GafferResource(dg.ConfigurableResource[Any]):
 
     def url(self) -> str:
         """The URL itself; starts the private server where that is meant."""
+        return database.resolve(self._given())
+
+    def at_hand(self) -> str:
+        """The URL itself, and nothing is started for it. Raises where the private server does not run."""
+        return database.at_hand(self._given())
+
+    def _given(self) -> str:
         given = self.dsn
         if isinstance(given, dg.EnvVar):
             variable, given = given.env_var_name, given.get_value()
@@ -59,7 +66,7 @@ class GafferResource(dg.ConfigurableResource[Any]):
                 raise BadInputError(
                     f"{variable} is not set; set it to the database's URL, or to {database.LOCAL!r} for a private one"
                 )
-        return database.resolve(given)
+        return given
 
     @contextmanager
     def run(self, spec: JobSpec, **options: Unpack[RunOptions]) -> Generator[Run]:

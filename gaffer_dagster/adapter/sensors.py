@@ -19,7 +19,7 @@ from gaffer_dagster.adapter.assets import JOB_TAG, GafferJob
 from gaffer_dagster.adapter.pools import make_room
 from gaffer_dagster.adapter.resource import GafferResource
 from gaffer_dagster.domain.alert import Kind
-from gaffer_dagster.domain.amount import counted
+from gaffer_dagster.domain.amount import counted, few
 from gaffer_dagster.domain.incident import Alert
 from gaffer_dagster.engine import heartbeat
 from gaffer_dagster.engine.log import wrap
@@ -34,7 +34,6 @@ _AGAIN = timedelta(minutes=10)
 # Dagster cuts an evaluation after 60 s, and what is sent last may take another twenty. What is left is delivered by the
 # next evaluation, or by another watch.
 _BUDGET = timedelta(seconds=30)
-_FEW = 3
 _WORDS = {
     Kind.ABSENCE: "overdue",
     Kind.FAILURES: "failing",
@@ -172,10 +171,10 @@ def _words(tick: _Tick, count: int) -> str:
     for kind, words in _WORDS.items():
         names = sorted({alert.job or alert.watch or "" for alert in tick.opened if alert.kind is kind})
         if names:
-            wrong.append(f"{len(names)} {words} ({_few(names)})")
+            wrong.append(f"{len(names)} {words} ({few(names)})")
     said = [f"{counted(count, 'job')}: {', '.join(wrong)}" if wrong else f"{counted(count, 'job')}, nothing is wrong"]
     if tick.learnt:
-        said.append(f"{counted(len(tick.learnt), 'run')} that wrote nothing ({_few(sorted(set(tick.learnt)))})")
+        said.append(f"{counted(len(tick.learnt), 'run')} that wrote nothing ({few(sorted(set(tick.learnt)))})")
     if tick.reports:
         said.append(f"{counted(len(tick.reports), 'run')} reported late")
     if tick.sent:
@@ -183,11 +182,6 @@ def _words(tick: _Tick, count: int) -> str:
     said += tick.problems
     said += [db.primary_message(error) for error in tick.failed]
     return "; ".join(said)
-
-
-def _few(names: Sequence[str]) -> str:
-    more = len(names) - _FEW
-    return ", ".join(names[:_FEW]) + (f" and {more} more" if more > 0 else "")
 
 
 def _make_known(context: dg.SensorEvaluationContext, connection: db.Connection, found: Sequence[GafferJob]) -> None:

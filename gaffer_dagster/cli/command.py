@@ -111,8 +111,6 @@ def complete_jobs(_ctx: click.Context, _param: click.Parameter, incomplete: str)
     """The jobs of the database, if it can be reached at once; a server is not started for it."""
     try:
         url = database.at_hand()
-        if url is None:
-            return []
         with db.connect(url, application_name="gaffer:completion", patience=2) as connection, db.impatient(connection):
             return [name for name in jobs.names(connection) if name.startswith(incomplete)]
     except Exception:  # whatever it is, the shell's line is no place to tell it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import click
 from gaffer_dagster import database
 from gaffer_dagster.cli.command import Read, Risky, confirm, tell
 from gaffer_dagster.cli.definitions import jobs_in
-from gaffer_dagster.cli.doctor import code_of, of_code, of_dagster, show
+from gaffer_dagster.cli.doctor import adapter, code_of, of_code, of_dagster, show
 from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.health import Check, Mark
 from gaffer_dagster.errors import GafferError
@@ -52,13 +51,12 @@ def sync(file: Path | None, module: str | None, as_json: bool, operator: Operato
     Of the jobs that the database knows, or of those that -f or -m defines. The pools of retired jobs lose their limit.
     Limits that are right are left alone, and it refuses where a limit would do harm (granularity other than `run`).
     """
-    slots, retired, url = _slots(file, module)
-    pools = importlib.import_module("gaffer_dagster.adapter.pools")
-    instance = importlib.import_module("gaffer_dagster.adapter.instance").open_instance()
+    slots, retired, where = _slots(file, module)
+    pools, instance = adapter("pools"), adapter("instance").open_instance()
     changes: list[Any] = pools.changes(instance, slots, retired)
     if changes:
         confirm(f"Change {', '.join(f'{each.pool} ({_shown(each)})' for each in changes)}?")
-        _change(url, lambda: pools.change(instance, changes), changes, operator)
+        _change(where, lambda: pools.change(instance, changes), changes, operator)
     if as_json:
         tell({"pool": each.pool, "before": each.before, "after": each.after} for each in changes)
         return
@@ -68,13 +66,13 @@ def sync(file: Path | None, module: str | None, as_json: bool, operator: Operato
         click.echo(f"the pools of {counted(len(slots), 'job')} are as they should be")
 
 
-def _change(url: str | None, do: Callable[[], None], changes: Sequence[Any], operator: Operator) -> None:
+def _change(where: str | GafferError, do: Callable[[], None], changes: Sequence[Any], operator: Operator) -> None:
     """What cannot be noted is not done, where there is a database to note it in."""
-    if url is None:
+    if isinstance(where, GafferError):
         do()
-        click.echo("gaffer: it is not noted who did it, since there is no database", err=True)
+        click.echo(f"gaffer: it is not noted who did it: {where}", err=True)
         return
-    with db.connect(url, application_name="gaffer:dagster") as connection, connection.transaction():
+    with db.connect(where, application_name="gaffer:dagster") as connection, connection.transaction():
         known = jobs.names(connection)
         for each in changes:
             details = {"pool": each.pool, "from": each.before, "to": each.after}
@@ -87,18 +85,18 @@ def _shown(change: Any) -> str:
     return f"{before} → {after}"
 
 
-def _slots(file: Path | None, module: str | None) -> tuple[dict[str, int], list[str], str | None]:
-    """How many runs of each job may be at work, the jobs that are retired, and the database, if it can be asked. Raises
-    where neither the code nor the database is there to say."""
+def _slots(file: Path | None, module: str | None) -> tuple[dict[str, int], list[str], str | GafferError]:
+    """How many runs of each job may be at work, the jobs that are retired, and the database, or why it cannot be asked.
+    Raises where neither the code nor the database is there to say."""
     is_given = file is not None or module is not None
     found = {name: each.job.spec.slots for name, each in jobs_in(file, module).items()} if is_given else {}
     try:
-        url = database.from_environment()
+        url = database.at_hand()
         with db.connect(url, application_name="gaffer:dagster") as connection:
             migrate.verify(connection)
             slots, retired = jobs.slots(connection)
-    except GafferError:
+    except GafferError as error:
         if not is_given:
             raise
-        return found, [], None
+        return found, [], error
     return (found, [], url) if is_given else (slots, retired, url)

@@ -19,12 +19,13 @@ from gaffer_dagster.cli.definitions import jobs_in
 from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.health import Check, Mark, worst
 from gaffer_dagster.engine import doctor as engine
-from gaffer_dagster.errors import GafferError
+from gaffer_dagster.errors import BadInputError, DatabaseUnavailableError, GafferError
 from gaffer_dagster.store import db
 
 HOME = "DAGSTER_HOME"
 _CODES = {Mark.OK: 0, Mark.WRONG: 1, Mark.UNKNOWN: 2}
 _AWAY = 75
+_CURE = "pip install --upgrade gaffer_dagster   # and see: python -c 'import dagster'"
 _COLOURS = {Mark.OK: "green", Mark.WARNING: "yellow", Mark.WRONG: "red", Mark.UNKNOWN: "magenta", Mark.SKIPPED: None}
 
 
@@ -39,7 +40,7 @@ def doctor(file: Path | None, module: str | None, as_json: bool) -> None:
     """Look at the database, the jobs and their tables, the receivers, and Dagster, and say what to do.
 
     Dagster is looked at where DAGSTER_HOME is set. With -f or -m the jobs there are compared with those that are known.
-    Nothing is changed, and nothing is sent. Exits 0 when all is well (or there are only warnings), 1 when something is
+    Nothing is changed, started or sent. Exits 0 when all is well (or there are only warnings), 1 when something is
     wrong, 2 when it cannot tell, 75 when there is no database to ask.
     """
     checks = list(_look(file, module))
@@ -52,15 +53,15 @@ def _look(file: Path | None, module: str | None) -> Iterator[Check]:
     yield from failed
     urls: dict[str, list[Any]] = {}
     try:
-        urls[database.from_environment()] = []
+        urls[database.at_hand()] = []
     except GafferError as error:
         if not found:
-            yield Check("database", "address", Mark.UNKNOWN, *str(error).rpartition("; ")[::2])
+            yield _nowhere(error)
     for each in found.values():
         try:
-            url = database.from_environment() if each.resource is None else each.resource.url()
+            url = database.at_hand() if each.resource is None else each.resource.at_hand()
         except GafferError as error:
-            yield Check("database", "address", Mark.UNKNOWN, *str(error).rpartition("; ")[::2])
+            yield _nowhere(error)
         else:
             urls.setdefault(url, []).append(each.job.definition)
     for url, definitions in urls.items():
@@ -74,6 +75,13 @@ def _look(file: Path | None, module: str | None) -> Iterator[Check]:
         yield Check("dagster", "instance", Mark.SKIPPED, f"{HOME} is not set", cure)
 
 
+def _nowhere(error: GafferError) -> Check:
+    said, _, cure = str(error).rpartition("; ")
+    if isinstance(error, DatabaseUnavailableError):
+        return Check("database", engine.UNREACHABLE, Mark.WRONG, said, cure)
+    return Check("database", "address", Mark.UNKNOWN, said, cure)
+
+
 def _defined(file: Path | None, module: str | None) -> tuple[dict[str, Any], list[Check]]:
     """The jobs in the code; and where it cannot be loaded, that this is wrong: the rest is looked at all the same."""
     if file is None and module is None:
@@ -85,9 +93,23 @@ def _defined(file: Path | None, module: str | None) -> tuple[dict[str, Any], lis
         return {}, [Check("jobs", "definitions", Mark.WRONG, f"{file or module} cannot be loaded: {found}", "mend it")]
 
 
+def adapter(name: str) -> Any:
+    """Only now is Dagster needed. Raises `BadInputError` where it cannot be imported, or is another than we know."""
+    try:
+        return importlib.import_module(f"gaffer_dagster.adapter.{name}")
+    except Exception as error:
+        raise BadInputError(f"Dagster cannot be used here: {db.primary_message(error)}; {_CURE}") from None
+
+
 def of_dagster(slots: dict[str, int]) -> Sequence[Check]:
-    """Only now is Dagster needed."""
-    return importlib.import_module("gaffer_dagster.adapter.instance").examine(slots)
+    """Whatever is the matter with Dagster, it is one check, and the others are shown."""
+    try:
+        return adapter("instance").examine(slots)
+    except BadInputError as error:
+        return [Check("dagster", "installed", Mark.WRONG, *str(error).rpartition("; ")[::2])]
+    except Exception as error:
+        found = f"it cannot be looked at: {db.primary_message(error)}"
+        return [Check("dagster", "installed", Mark.WRONG, found, _CURE)]
 
 
 def code_of(checks: Sequence[Check]) -> int:

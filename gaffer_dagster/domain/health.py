@@ -11,7 +11,7 @@ from gaffer_dagster.domain.amount import counted
 from gaffer_dagster.domain.duration import in_words
 from gaffer_dagster.domain.lease import LARGEST_SKEW
 
-OLDEST, NEWEST = 14, 18
+OLDEST, NEWEST = 15, 18
 """The majors of PostgreSQL that are tried."""
 _SKEW = timedelta(seconds=2)
 _SHORT = timedelta(seconds=5)

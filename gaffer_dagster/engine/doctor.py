@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from gaffer_dagster.domain import health, notice, zones
 from gaffer_dagster.domain.alert import Kind, Severity
+from gaffer_dagster.domain.amount import few
 from gaffer_dagster.domain.due import PendingRows, due_from_json
 from gaffer_dagster.domain.health import Check, Mark
 from gaffer_dagster.domain.incident import Finding
@@ -43,7 +44,6 @@ UNREACHABLE = "reachable"
 _YEARS = timedelta(days=3 * 365)
 _LONG = timedelta(days=7)
 _LIMIT = timedelta(seconds=5)
-_FEW = 3
 
 
 def of_database(url: str, definitions: Sequence[Definition] = ()) -> Iterator[Check]:
@@ -188,7 +188,7 @@ def _known(connection: db.Connection, definitions: Sequence[Definition]) -> Iter
         != (definition.spec.hash, definition.work_hash, registration_of(definition, names).zone_data)
     ]
     if other:
-        found = f"as they are defined here the database does not know {_few(other)}"
+        found = f"as they are defined here the database does not know {few(other)}"
         yield Check("jobs", "registered", Mark.WARNING, found, "gaffer register MODULE   # or: gaffer register -f FILE")
     elif definitions:
         yield Check("jobs", "registered", Mark.OK, f"{len(names):,}, as they are defined here")
@@ -200,7 +200,7 @@ def _known(connection: db.Connection, definitions: Sequence[Definition]) -> Iter
         and record.seen_at - record.first_seen_at > _LONG
     ]
     if idle:
-        found = f"no schedule, and never run: {_few(idle)}"
+        found = f"no schedule, and never run: {few(idle)}"
         yield Check("jobs", "never run", Mark.WARNING, found, f"gaffer retire {idle[0]}   # or run it")
     unserved = deliveries.unserved(connection)
     for each in unserved:
@@ -242,15 +242,10 @@ def _watched(is_so: bool) -> Check:
 
 def _of_findings(name: str, found: Sequence[Finding]) -> Check:
     first = found[0]
-    of = _few([each.job or each.watch or "" for each in found])
+    of = few([each.job or each.watch or "" for each in found])
     mark = Mark.WRONG if first.severity is Severity.ERROR else Mark.WARNING
     told = f"{of}: {notice.explained(first.kind, first.details)}"
     return Check("jobs", name, mark, told, notice.what_to_do(first.kind, first.job, first.details))
-
-
-def _few(names: Sequence[str]) -> str:
-    more = len(names) - _FEW
-    return ", ".join(names[:_FEW]) + (f" and {more} more" if more > 0 else "")
 
 
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -300,7 +295,7 @@ def _due(stored: Mapping[str, Any]) -> Any:
 def _guards(connection: db.Connection) -> Iterator[Check]:
     open_ones = doctor.unguarded(connection)
     for table, ways in open_ones:
-        found = f"{table} is protected, and can be written by way of {_few(ways)}: triggers are missing or disabled"
+        found = f"{table} is protected, and can be written by way of {few(ways)}: triggers are missing or disabled"
         yield Check("tables", "guards", Mark.WRONG, found, f"gaffer protect {table}")
     if not open_ones:
         yield Check("tables", "guards", Mark.OK, "no protected table is open")
@@ -310,13 +305,13 @@ def _guards(connection: db.Connection) -> Iterator[Check]:
 
 
 def heartbeats(url: str) -> list[str]:
-    """The variables that the jobs' heartbeats are in. None, where the database cannot say."""
+    """The variables that the jobs' heartbeats are in; empty where the database cannot say."""
     named = _perhaps(url, lambda connection: [each.spec["alerts"].get("heartbeat") for each in jobs.status(connection)])
     return sorted({name for name in named or () if name})
 
 
 def slots(url: str) -> dict[str, int]:
-    """How many runs of each job may be at work side by side. None, where the database cannot say."""
+    """How many runs of each job may be at work side by side; empty where the database cannot say."""
     found = _perhaps(url, jobs.slots)
     return {} if found is None else found[0]
 

@@ -12,11 +12,9 @@ import contextlib
 import errno
 import http.client
 import ipaddress
-import queue
 import re
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from datetime import timedelta
 from typing import TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from gaffer_dagster.engine.limit import within
 from gaffer_dagster.errors import BadInputError, NotDeliveredError
 
 T = TypeVar("T")
@@ -110,26 +109,18 @@ def reach(where: Target, *, limit: timedelta) -> None:
 
 def _within(limit: timedelta, talk: Callable[[_Line], T]) -> T:
     line = _Line(time.monotonic() + limit.total_seconds())
-    answers: queue.SimpleQueue[T | Exception] = queue.SimpleQueue()
 
-    def run() -> None:
+    def run() -> T:
         try:
-            answers.put(talk(line))
-        except Exception as error:
-            answers.put(error)
+            return talk(line)
         finally:
             line.close()
 
-    # In a thread, since nothing else can be left at a given time: neither the resolver nor a server that drips.
-    threading.Thread(target=run, name="gaffer request", daemon=True).start()
     try:
-        answer = answers.get(timeout=limit.total_seconds())
-    except queue.Empty:
-        line.cut()
-        answer = TimeoutError()
-    if isinstance(answer, Exception):
-        raise NotDeliveredError(_what(answer, limit)) from None
-    return answer
+        return within(limit, run, "gaffer request")
+    except Exception as error:
+        line.cut()  # where it was left to itself
+        raise NotDeliveredError(_what(error, limit)) from None
 
 
 class _Line:

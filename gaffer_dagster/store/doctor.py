@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from datetime import datetime, timedelta
 
 import psycopg
 from psycopg.rows import class_row
@@ -105,11 +104,6 @@ def missing_rights(connection: db.Connection) -> list[str]:
         [WORKER_FUNCTIONS, WORKER_TABLES],
     )
     return [statement for (statement,) in found]
-
-
-def ahead(connection: db.Connection, worker: datetime) -> timedelta:
-    """By how much a worker's clock, which said this just now, is ahead of the database's."""
-    return worker - horizon.now(connection)
 
 
 # ── what is in between ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,8 +8,10 @@ import shlex
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -18,17 +20,22 @@ from typing import Any
 import dagster as dg
 import pytest
 import sqlalchemy
+import time_machine
 from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteInstigatorOrigin, RemoteRepositoryOrigin
 from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, ScheduleInstigatorData
 from dagster._core.test_utils import create_run_for_test
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._daemon.types import DaemonHeartbeat
+from dagster._scheduler import scheduler
 
+import gaffer_dagster as gd
 from gaffer_dagster.adapter import instance as adapter
 from gaffer_dagster.adapter import pools
 from gaffer_dagster.domain.health import Check, Mark
 from gaffer_dagster.errors import BadInputError
+from gaffer_dagster.testing import Clock
 from tests.dagster.deployment import deployment, shipped_yaml, wait_until
+from tests.dagster.moved import AWAKE, Location, at, instance_in, location
 from tests.dagster.test_daemons import storage_url
 from tests.dagster.test_dev import make_tables
 from tests.support import jobs
@@ -67,15 +74,29 @@ def beat(instance: dg.DagsterInstance, *, ago: float = 0, who: str = "one", of: 
         instance.add_daemon_heartbeat(DaemonHeartbeat(time.time() - ago, name, who, []))
 
 
-def switch(instance: dg.DagsterInstance, name: str, status: InstigatorStatus, *, sensor: bool = False) -> None:
+def switch(
+    instance: dg.DagsterInstance,
+    name: str,
+    status: InstigatorStatus,
+    *,
+    sensor: bool = False,
+    where: str = "shop",
+    ago: float | None = None,
+) -> None:
+    """`ago`: since when a daemon has last noted that it has it, in seconds."""
     from dagster._core.definitions.run_request import InstigatorType
     from dagster._core.scheduler.instigation import SensorInstigatorData
 
     target = LoadableTargetOrigin(module_name="shop", executable_path=sys.executable)
-    location = InProcessCodeLocationOrigin(target, location_name="shop")
+    location = InProcessCodeLocationOrigin(target, location_name=where)
     origin = RemoteInstigatorOrigin(RemoteRepositoryOrigin(location, "__repository__"), name)
     kind = InstigatorType.SENSOR if sensor else InstigatorType.SCHEDULE
-    data = SensorInstigatorData() if sensor else ScheduleInstigatorData("* * * * *")
+    at = None if ago is None else time.time() - ago
+    data = (
+        SensorInstigatorData(last_tick_start_timestamp=at)
+        if sensor
+        else ScheduleInstigatorData("* * * * *", last_iteration_timestamp=at)
+    )
     state = InstigatorState(origin, kind, status, data)
     known = instance.get_instigator_state(state.instigator_origin_id, state.selector_id)
     (instance.add_instigator_state if known is None else instance.update_instigator_state)(state)
@@ -101,7 +122,7 @@ def test_where_all_is_well_nothing_else_is_said() -> None:
 YAML = [
     ("telemetry: {enabled: false}\nconcurrency: {pools: {granularity: run}}\n", "run monitoring", Mark.WARNING, "off"),
     ("telemetry: {enabled: false}\nrun_monitoring: {enabled: true}\n", "granularity", Mark.WARNING, "op (the default)"),
-    (WELL.replace("granularity: run", "granularity: op"), "granularity", Mark.WARNING, "op: the slot"),
+    (WELL.replace("granularity: run", "granularity: op"), "granularity", Mark.WARNING, "op: a run that is killed"),
     (WELL.replace("{pools", "{runs: {max_concurrent_runs: 0}, pools"), "run queue", Mark.WRONG, "no run ever begins"),
     (WELL + "python_logs: {python_log_level: ERROR}\n", "logs", Mark.WARNING, "python_log_level is ERROR"),
     (WELL.replace("enabled: true", "enabled: maybe"), "instance", Mark.WRONG, "cannot be opened"),
@@ -210,9 +231,9 @@ def test_a_slot_of_a_run_that_is_over_is_told_and_given_back_by_its_cure(instanc
     for each, pool in ((alive, "gaffer/four"), (run, "gaffer/one")):
         assert instance.event_log_storage.claim_concurrency_slot(pool, each, "step").is_claimed
     found = not_well()
-    assert (set(found), found["pool slots"].mark) == ({"pool slots"}, Mark.WRONG), found
-    assert run in found["pool slots"].found
-    paste(found["pool slots"].cure)
+    assert (set(found), found["places"].mark) == ({"places"}, Mark.WRONG), found
+    assert run in found["places"].found
+    paste(found["places"].cure)
     assert not_well() == {}
     assert instance.event_log_storage.get_concurrency_run_ids() == {alive}
 
@@ -243,14 +264,56 @@ def test_daemons_that_are_not_as_they_should_be(
     assert said in found[name].found
 
 
-def test_two_runs_of_one_tick_tell_of_two_daemons(instance: dg.DagsterInstance) -> None:
-    for tick in ("2027-01-01", "2027-01-02"):
-        run_of(instance, dg.DagsterRunStatus.SUCCESS, dagster__schedule_name="one_schedule", dagster__tick=tick)
-    assert not_well() == {}
-    run_of(instance, dg.DagsterRunStatus.SUCCESS, dagster__schedule_name="one_schedule", dagster__tick="2027-01-02")
-    found = not_well()
-    assert set(found) == {"two daemons"}, found
-    assert "one_schedule at 2027-01-02" in found["two daemons"].found
+def test_two_daemons_that_raced_are_known_by_the_runs_of_their_ticks(
+    url: str, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster's own scheduler, twice. A tick of a job with four slots has four runs; where two daemons look for what
+    there is before either has made it, it has eight, and two rows."""
+    due = gd.PendingRows("source", "id", pending="done_at is null", done="done_at = now()", parallel=4)
+    began = at("2027-03-01T05:30Z")
+    with time_machine.travel(began):
+        asset = gd.gaffer_asset(due=due, name="four", schedule=gd.Schedule("0 * * * *"))(lambda batch: None)
+        definitions = gd.build_definitions(asset, resource=gd.GafferResource(dsn=url))
+
+    def told() -> Check:
+        return {check.name: check for check in adapter.examine(SLOTS)}["two daemons"]
+
+    def iterated(daemon: Location) -> None:
+        list(daemon.iteration())
+
+    with instance_in(tmp_path, queued=True) as instance, location(instance, clock, definitions) as one:
+        two = Location(instance, one.workspace, clock)
+        one.evaluate(began)
+        two.evaluate(began)
+        one.evaluate(at("2027-03-01T06:00Z") + AWAKE)
+        two.evaluate(at("2027-03-01T06:00Z") + AWAKE)
+        assert len(one.runs("four")) == 4
+        assert told().mark is Mark.OK
+        for run in one.runs("four"):  # or it says that they will cover the next tick
+            instance.report_run_canceled(run)
+        both = threading.Barrier(2, timeout=60)
+
+        def meet(name: str, whose: Any) -> None:
+            asks = getattr(whose, name)
+
+            def asked(*given: Any, **named: Any) -> Any:
+                answer = asks(*given, **named)
+                both.wait()
+                return answer
+
+            monkeypatch.setattr(whose, name, asked)
+
+        meet("get_ticks", instance)
+        meet("_get_existing_run_for_request", scheduler)
+        with one.it_is(at("2027-03-01T07:00Z") + AWAKE), ThreadPoolExecutor(2) as threads:
+            list(threads.map(iterated, (one, two)))
+        monkeypatch.undo()
+        assert (one.errors, two.errors) == ([], [])
+        late = one.runs("four")[4:]
+        assert (len(late), len({run.tags["dagster/tick"] for run in late})) == (8, 2)
+        found = told()
+    assert found.mark is Mark.WARNING
+    assert "two runs for one tick, such as four_schedule at 2027-03-01T07:00:00+00:00" in found.found
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gaffer_watch", "sensor"), ("one_schedule", "schedule")])
@@ -262,6 +325,24 @@ def test_what_is_switched_off_is_told(instance: dg.DagsterInstance, name: str, k
     assert (set(found), found["switches"].mark) == ({"switches"}, Mark.WRONG), found
     assert f"the {kind} {name} of shop is switched off" in found["switches"].found
     switch(instance, name, InstigatorStatus.RUNNING, sensor=kind == "sensor")
+    assert not_well() == {}
+
+
+@pytest.mark.parametrize(("name", "kind"), [("gaffer_watch", "sensor"), ("one_schedule", "schedule")])
+def test_what_is_off_where_no_code_is_any_more_is_a_warning_that_can_be_ended(
+    instance: dg.DagsterInstance, name: str, kind: str
+) -> None:
+    day = 86_400
+    switch(instance, name, InstigatorStatus.STOPPED, sensor=kind == "sensor", where="old shop", ago=day)
+    assert not_well()["switches"].mark is Mark.WRONG, "no daemon has looked at any other for a while"
+    switch(instance, "gaffer_watch", InstigatorStatus.RUNNING, sensor=True, ago=30)
+    found = not_well()
+    assert (set(found), found["switches"].mark) == ({"switches"}, Mark.WARNING), found
+    assert "the code location old shop is perhaps gone" in found["switches"].found
+    switch(instance, "another_schedule", InstigatorStatus.RUNNING, where="old shop", ago=3600)
+    assert not_well()["switches"].mark is Mark.WRONG, "its code is there"
+    switch(instance, "another_schedule", InstigatorStatus.RUNNING, where="old shop", ago=day)
+    paste((not_well()["switches"].cure or "").partition("   #")[0])
     assert not_well() == {}
 
 
@@ -293,6 +374,14 @@ def test_a_run_that_does_not_begin_is_told(instance: dg.DagsterInstance, monkeyp
     monkeypatch.setattr(adapter, "_QUEUED", timedelta())
     found = not_well()
     assert (set(found), found["runs"].mark, run in found["runs"].found) == ({"runs"}, Mark.WARNING, True), found
+
+
+@pytest.mark.usefixtures("home")
+def test_a_dagster_without_a_name_that_is_private_to_it_is_what_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("dagster._core.instance.ref.InstanceRef")
+    found = not_well()
+    assert found["storage driver"].mark is Mark.UNKNOWN
+    assert "InstanceRef" in found["storage driver"].found
 
 
 def test_a_question_that_fails_leaves_the_others(home: Path) -> None:
@@ -398,6 +487,15 @@ def test_sync_goes_by_the_code_where_there_is_no_database(shop: str, home: Path,
     assert "not noted" in done.stderr
     assert "canary" not in done.stdout + done.stderr + refused.stderr
     assert jobs.query(shop, "select count(*) from gaffer.operator_action where action = 'pool'") == [(0,)]
+
+
+def test_sync_says_why_it_is_not_noted_who_did_it(shop: str, home: Path, instance: dg.DagsterInstance) -> None:
+    pools.change(instance, [pools.Change("four", 4, 2)])
+    jobs.execute(shop, "delete from gaffer.migration where number = (select max(number) from gaffer.migration)")
+    done = gaffer(shop, home, "dagster", "sync", "--yes", "-m", "shop")
+    assert (done.returncode, done.stdout) == (0, "gaffer/four: 2 → 4\n"), done.stderr
+    assert "not noted who did it" in done.stderr
+    assert "gaffer migrate" in done.stderr
 
 
 def test_the_check_goes_on_where_there_is_no_database(home: Path) -> None:

@@ -602,6 +602,41 @@ def test_it_starts_without_dagster(shop: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("command", ["doctor", "doctor --json", "dagster check", "dagster sync --yes"])
+def test_where_dagster_cannot_be_imported_that_is_one_thing_that_is_wrong(
+    shop: str, tmp_path: Path, command: str
+) -> None:
+    code = f"import sys; sys.modules['dagster'] = None; from gaffer_dagster.cli import main; main({command.split()})"
+    kept = {"GAFFER_DATABASE_URL": shop, "PATH": os.environ["PATH"], "PYTHONPATH": str(Path(db.__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=kept | {"DAGSTER_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    said = done.stdout + done.stderr
+    assert said.count("import of dagster") == 1
+    assert "pip install --upgrade gaffer_dagster" in said
+    assert "copy_rows" in said or command.startswith("dagster")  # the other parts are looked at
+
+
+def test_a_private_server_is_neither_started_nor_migrated(tmp_path: Path) -> None:
+    assert asked_of("local", tmp_path, "doctor").returncode == 75
+    assert list(tmp_path.iterdir()) == []
+    url = local.start(tmp_path / ".gaffer")
+    try:
+        done = asked_of("local", tmp_path, "doctor", "--json")
+        told = {each["name"]: each for each in map(json.loads, done.stdout.splitlines())}
+        assert (done.returncode, told["schema"]["cure"]) == (1, "gaffer migrate"), done.stderr
+        assert jobs.query(url, "select to_regnamespace('gaffer')") == [(None,)]
+    finally:
+        local.stop(tmp_path / ".gaffer")
+
+
 def test_a_database_without_our_tables_is_looked_at(server_url: str) -> None:
     name = f"empty_{uuid4().hex[:12]}"
     with db.connect(server_url, application_name="test") as connection:

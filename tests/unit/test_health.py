@@ -45,7 +45,7 @@ def test_a_server_that_is_well_is_called_so() -> None:
 @pytest.mark.parametrize(
     ("server", "name", "mark", "said", "cure"),
     [
-        (replace(WELL, version=130015), "version", Mark.WRONG, "13.15", "14 or later"),
+        (replace(WELL, version=140015), "version", Mark.WRONG, "14.15", "15 or later"),
         (replace(WELL, version=190001), "version", Mark.WARNING, "19.1", "pip install"),
         (replace(WELL, is_standby=True), "writable", Mark.WRONG, "standby", "primary"),
         (replace(WELL, schemas=["gaffer", "public"]), "search path", Mark.WARNING, "our tables", "search_path"),
