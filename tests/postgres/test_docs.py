@@ -2,21 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from gaffer_dagster.testing.database import Databases
 from tests.support import pages
 
 ROOT = pages.ROOT
 PAGES = sorted(str(path.relative_to(ROOT)) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 GENERATED = "docs/reference/"
+DEPLOY = "docs/how-to/deploy.md"
+
+
+@pytest.fixture
+def bare_url(gaffer_databases: Databases, gaffer_server: str) -> Iterator[str]:
+    """A database without gaffer's tables. The roles of the page on deploying, which are the server's, go with it."""
+    with gaffer_databases.scratch(migrated=False) as made:
+        yield made
+    with psycopg.connect(gaffer_server, autocommit=True) as connection:
+        connection.execute("drop role if exists shop_owner, shop_app")
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", [name for name in PAGES if not name.startswith(GENERATED)])
+@pytest.mark.parametrize("name", [name for name in PAGES if name != DEPLOY and not name.startswith(GENERATED)])
 def test_what_a_page_shows_is_what_happens(name: str, tmp_path: Path, url: str) -> None:
     print(pages.run((ROOT / name).read_text(), tmp_path, url), "blocks")
+
+
+@pytest.mark.timeout(240)
+def test_the_page_on_deploying_needs_no_more_than_an_empty_database(tmp_path: Path, bare_url: str) -> None:
+    print(pages.run((ROOT / DEPLOY).read_text(), tmp_path, bare_url), "blocks")
+
+
+def owners(url: str) -> set[str]:
+    """Of the schema gaffer, and of all that is in it."""
+    with psycopg.connect(url) as connection:
+        return {
+            owner
+            for (owner,) in connection.execute(
+                """
+                select nspowner::regrole::text from pg_namespace where nspname = 'gaffer'
+                union all select relowner::regrole::text from pg_class where relnamespace = 'gaffer'::regnamespace
+                union all select proowner::regrole::text from pg_proc where pronamespace = 'gaffer'::regnamespace
+                """
+            )
+        }
+
+
+def roles_once() -> str:
+    """The first step of the page on deploying."""
+    return (ROOT / DEPLOY).read_text().partition("\n## 2. ")[0]
+
+
+def test_the_roles_of_the_page_on_deploying_are_split(tmp_path: Path, bare_url: str) -> None:
+    pages.run(roles_once(), tmp_path, bare_url)
+    assert owners(bare_url) == {"shop_owner"}
+    with psycopg.connect(bare_url, autocommit=True) as connection:
+        connection.execute("set role shop_owner")
+        connection.execute("create table gaffer.of_a_later_migration ()")
+        connection.execute("set role shop_app")
+        connection.execute("select from gaffer.of_a_later_migration")
+        for refused in ("delete from gaffer.job", "create table gaffer.mine ()", "select gaffer.allow_writes('me')"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(refused)
+
+
+def test_a_page_on_deploying_that_migrates_as_the_administrator_is_caught(tmp_path: Path, bare_url: str) -> None:
+    page = roles_once()
+    lying = page.replace("export GAFFER_DATABASE_URL=$OWNER_URL\n", "")
+    assert lying != page
+    pages.run(lying, tmp_path, bare_url)
+    assert "shop_owner" not in owners(bare_url)
 
 
 @pytest.mark.parametrize(

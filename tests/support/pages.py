@@ -11,6 +11,8 @@ What the fence says after the backticks decides:
                     any lines), and the width of blanks and tables does not count
     (nothing)       is a figure
     … UNRUN         one of the words below: cannot be done here, and is only read
+
+`db.example.org/shop`, in whatever is done, is the page's database.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlencode
 from uuid import uuid4
 
 import yaml
 from markdown_it import MarkdownIt
+from psycopg.conninfo import conninfo_to_dict
 
 from tests.support import tools
 
@@ -52,6 +56,7 @@ class Block:
     words: tuple[str, ...]
     text: str
     line: int
+    is_hidden: bool = False
 
     @property
     def unrun(self) -> str | None:
@@ -66,7 +71,8 @@ def blocks(text: str) -> Iterator[Block]:
     """Also those within a comment, which prepare something that the reader has already."""
     for token in MarkdownIt().parse(text):
         if token.type == "html_block":
-            yield from blocks(token.content.strip().removeprefix("<!--").removesuffix("-->"))
+            for each in blocks(token.content.strip().removeprefix("<!--").removesuffix("-->")):
+                yield replace(each, is_hidden=True)
         if token.type == "code_block" and not token.content.startswith("./dev "):  # as CI itself calls it
             raise AssertionError(f"line {(token.map or [0])[0] + 1}: a block without a fence cannot be told from prose")
         if token.type == "fence":
@@ -107,9 +113,14 @@ class Page:
             "TZ": "UTC",
         }
         self._state.write_text("")
+        where = conninfo_to_dict(url)
+        self._place = (
+            f"/{where['dbname']}?{urlencode({name: where[name] for name in ('host', 'port') if name in where})}"
+        )
         (folder / "examples").symlink_to(ROOT / "examples")
 
     def do(self, block: Block, after: Sequence[Block]) -> None:
+        block = replace(block, text=block.text.replace("db.example.org/shop", self._place))
         if block.unrun is not None:
             read(block)
         elif block.language == "":

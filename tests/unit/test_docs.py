@@ -61,6 +61,61 @@ def test_an_example_is_read_at_one_look(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 60
 
 
+def assumed(page: str) -> str:
+    """What a page says that its reader has already; what stands in comments he does not read."""
+    visible = re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL)
+    found = re.search(r"^Assumed: .+?(?=\n\n)", visible, re.MULTILINE | re.DOTALL)
+    return found[0] if found is not None else ""
+
+
+def unsaid(page: str) -> list[str]:
+    """What a reader of the page lacks: what it hides and does not name, and gaffer's tables."""
+    found, said = list(pages.blocks(page)), assumed(page)
+    lacking: list[str] = []
+    for block in found:
+        lines = [line for line in block.text.splitlines() if line]
+        if block.is_hidden and block.language == "sql":
+            tables = [re.match(r"create table (\w+) .*;$", line) for line in lines]
+            lacking += [
+                "a table" if table is None else table[1] for table in tables if not table or table[1] not in said
+            ]
+        elif block.is_hidden and block.language == "sh":
+            lacking += [line for line in lines if not said or not re.match(SETUP, line)]
+        elif block.is_hidden and (block.file is None or block.file not in said):
+            lacking.append(block.file or f"line {block.line}")
+    done = [block for block in found if block.language in ("sh", "sql") and block.unrun is None]
+    if any(re.search(NEEDS_TABLES, block.text) for block in done):
+        migrates = any("gaffer migrate" in block.text for block in found if not block.is_hidden)
+        lacking += [] if migrates or said else ["gaffer migrate"]
+    return lacking
+
+
+SETUP = r"(cp -rL examples/|mkdir |export DAGSTER_HOME=|gaffer prepare |gaffer register )"
+"""What may be hidden of a shell: that a project is there, and that its jobs are known."""
+NEEDS_TABLES = r"\bgaffer (?!preview|simulate|db |watermark adopt)|\bgaffer\.\w"
+"""What was restored has them."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_a_page_says_what_its_reader_has_to_have(page: Path) -> None:
+    if page.parent.name != "reference":
+        assert unsaid(page.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "lacking"),
+    [
+        ("<!--\n```sql\ncreate table t (n int);\n```\n-->\n", ["t"]),
+        ("Assumed: a table s.\n\n<!--\n```sql\ndrop schema gaffer;\n```\n-->\n", ["a table"]),
+        ("Assumed: a role.\n\n<!--\n```sh\nexport PGOPTIONS='-c role=r'\n```\n-->\n", ["export PGOPTIONS='-c role=r'"]),
+        ("<!--\nAssumed: a table t.\n\n```python t.py\n1\n```\n-->\n", ["t.py"]),
+        ("```sh\ngaffer run t -f t.py\n```\n", ["gaffer migrate"]),
+    ],
+)
+def test_a_page_that_hides_what_one_needs_is_caught(page: str, lacking: list[str]) -> None:
+    assert unsaid(page) == lacking
+
+
 def test_what_is_not_run_is_little_and_known() -> None:
     written = [page for page in PAGES if page.parent.name != "reference"]
     found = Counter(block.unrun for page in written for block in pages.blocks(page.read_text()))
