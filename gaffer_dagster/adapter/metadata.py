@@ -55,7 +55,8 @@ def of_run(record: RunRecord, spec: JobSpec, beside: Beside | None = None) -> di
         told["gaffer/redo_until"] = dg.MetadataValue.timestamp(record.redo_until)
     if record.fence is not None:
         told["gaffer/fence"] = record.fence
-    told["gaffer/owner"] = record.owner
+    if not record.outcome.did_not_work:  # it held nothing then
+        told["gaffer/owner"] = record.owner
     told["gaffer/run_id"] = record.id
     return told
 

@@ -146,7 +146,8 @@ def _split(text: str) -> list[str]:
         _refuse(text, "sets a variable; the zone has its own place: write timezone='...' beside the cron")
     parts = line.split()
     if len(parts) != len(_FIELDS):
-        cure = "leave out seconds and years" if len(parts) > len(_FIELDS) else "write '*' for any"
+        too_many = "leave out seconds and years, and in a shell quote it, or each * becomes the names of files"
+        cure = too_many if len(parts) > len(_FIELDS) else "write '*' for any"
         _refuse(text, f"has {len(parts)} fields, not 5 (minute hour day-of-month month day-of-week); {cure}")
     return parts
 

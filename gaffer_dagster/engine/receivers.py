@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
+from urllib.parse import unquote, unquote_plus
 
 from gaffer_dagster.domain.alert import Severity
 from gaffer_dagster.domain.notice import Message
@@ -31,6 +32,8 @@ LOG = "log"
 
 _WEBHOOK_LIMIT = timedelta(seconds=10)
 _APPRISE_LIMIT = timedelta(seconds=15)  # with the two that it takes to load
+_MOST_SAID = 300  # of what Apprise says
+_LEAST_SECRET = 4
 
 
 class Receiver(Protocol):
@@ -148,7 +151,7 @@ class Apprise:
         }
         try:
             ended = subprocess.run(  # noqa: S603 — our own words, no shell
-                [sys.executable, "-I", "-c", _CHILD],
+                [sys.executable, "-I", "-X", "utf8", "-c", _CHILD],
                 input=json.dumps(given).encode(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -163,8 +166,30 @@ class Apprise:
         if ended.returncode == _UNREADABLE:
             raise NotDeliveredError(f"Apprise cannot read the URL in {self.variable}; mend it")
         if ended.returncode != 0:
-            said = ended.stdout.decode("ascii", "replace").strip()
-            raise NotDeliveredError(said if re.fullmatch(_SAID, said) else "Apprise failed, and does not say why")
+            said = ended.stdout.decode(errors="replace").splitlines() if ended.returncode == _REFUSED else []
+            raise NotDeliveredError(
+                f"Apprise failed{_hide(self.url, said[-1])[:_MOST_SAID]}"
+                if said
+                else "Apprise failed, and does not say why; look at the token and the network, and see more by: "
+                f'apprise -vv -b test "${self.variable}"'
+            )
+
+
+def _hide(url: str, text: str) -> str:
+    """`text` without any part of the URL that may be a secret, as it is written there or meant by it. Apprise has
+    tokens wherever others have a host, a path or a name, so that is all of it but the scheme."""
+    given = url.partition("://")[2]
+    parts = {given}
+    for signs in (r"[/?#&]", r"[/?#&=@]", r"[/?#&=@:]", r"[/?#&=@:,;+.\s]"):
+        for form in (given, unquote(given), unquote_plus(given)):
+            parts.update(re.split(signs, form))
+    password = given.rpartition("@")[0].partition(":")[2]  # any sign may be in it
+    parts |= {password, unquote(password)}
+    parts |= {re.sub(r"[\W_]", "", part) for part in parts}  # telephone numbers
+    known = sorted((part for part in parts if len(part) >= _LEAST_SECRET), key=len, reverse=True)
+    if known:
+        text = re.sub("|".join(map(re.escape, known)), "***", text, flags=re.IGNORECASE)
+    return re.sub(r"(?=[\w+/=-]*\d)[\w+/=-]{20,}", "***", text)  # what was made of one: base64, a digest
 
 
 @dataclass(frozen=True)
@@ -189,17 +214,20 @@ from gaffer_dagster.engine.receivers import notify
 sys.exit(notify(**given))
 """
 _UNREADABLE, _REFUSED = 3, 4
-_SAID = r"Apprise failed with status [1-5]\d\d"
 
 
 def notify(url: str, title: str, body: str, notify_type: str) -> int:
-    """The exit status: 0 if it was delivered. Says a status of HTTP or SMTP that Apprise tells only its log."""
+    """The exit status: 0 if it was delivered. Says what Apprise tells only its log: a status of HTTP or SMTP, and its
+    last two warnings, with whatever secrets are in them."""
     apprise: Any = importlib.import_module("apprise")  # of its types some are not known
     lines: list[str] = []
+    warnings: list[str] = []
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(record.getMessage())
+            if record.levelno >= logging.WARNING:
+                warnings.append(" ".join("".join(char if char.isprintable() else " " for char in lines[-1]).split()))
 
     apprise.logger.addHandler(Lines())
     apprise.logger.setLevel(logging.DEBUG)
@@ -213,6 +241,8 @@ def notify(url: str, title: str, body: str, notify_type: str) -> int:
     ):
         return 0
     statuses = [found[1] for line in lines for found in re.finditer(r"(?:\berror=|\()([1-5]\d\d)\b", line)]
-    if statuses:
-        print(f"Apprise failed with status {statuses[-1]}")  # noqa: T201 — to the process that asked
+    status = f" with status {statuses[-1]}" if statuses else ""
+    why = f": {'; '.join(warnings[-2:])}" if warnings else ""
+    if status or why:
+        print(status + why)  # noqa: T201 — to the process that asked
     return _REFUSED

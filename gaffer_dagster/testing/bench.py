@@ -16,6 +16,7 @@ from gaffer_dagster.domain.lease import LEASE
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.engine.run import Work
 from gaffer_dagster.engine.steps import Station
+from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.testing.clock import Clock
 from gaffer_dagster.testing.jobs import Place, place_of, run_once, spec_of
 from gaffer_dagster.testing.processes import Ending, Engine, Engines, Way
@@ -47,20 +48,16 @@ class Bench:
     def start(self, stop_at: Station | None = None, *, url: str | None = None) -> Engine:
         """One run in a process of its own, which stops when it first gets to this station. `url`: how it gets to the
         database, if not straight."""
-        stops = [] if stop_at is None else [str(stop_at)]
+        stops = [] if stop_at is None else [str(station_of(stop_at))]
         return self._engines.add(_run, self._place, url or self.url, self._folder, self._resources, stops=stops)
 
     def start_and_reach(self, station: Station) -> Engine:
-        """The same, once it stands there. Raises `AssertionError` where it ended before: nothing was due."""
+        """The same, once it stands there. Raises `AssertionError` where it ended before."""
         engine = self.start(station)
         ended = engine.reaches_or_ends(str(station))
         if ended is None:
             return engine
-        if ended.error is None:
-            raise AssertionError(
-                f"the run ended before it got to {station}: nothing was due. Let more= add what is (rows, or time)"
-            )
-        raise AssertionError(f"the run failed before it got to {station}:\n{ended.trace}")
+        raise AssertionError(f"the run did not get to {station}: {why(ended)}")
 
     def pass_the_lease(self) -> None:
         """Moves the clock on until no lease that is held now protects its holder."""
@@ -93,6 +90,24 @@ class Bench:
         for _ in range(count):
             at = max((grid.next(at) for grid in grids), default=at)
         return at + timedelta(seconds=1) + (settles if isinstance(settles, timedelta) else timedelta())
+
+
+def why(ended: Ending) -> str:
+    """Why a run that ended gave a fault no hold, and what to do where nothing was due."""
+    if ended.error is not None:
+        return f"it failed\n{ended.trace}"
+    if ended.outcome == Outcome.SUCCEEDED and not ended.batches:
+        return "nothing was due. Let more= add what is due (rows, or time)"
+    return f"it ended {ended.outcome}, with {ended.items} items in {ended.batches} batches"
+
+
+def station_of(at: Station | str) -> Station:
+    """Raises `BadInputError`, with those that there are."""
+    try:
+        return Station(at)
+    except ValueError:
+        there_are = ", ".join(f"Station.{each.name} ({each.value!r})" for each in Station)
+        raise BadInputError(f"at={at!r} is no station of a run; write one of {there_are}") from None
 
 
 def _run(way: Way, place: Place, url: str, folder: Path, resources: Mapping[str, object]) -> Ending:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
+from gaffer_dagster.domain.duration import as_duration
+from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db
 from gaffer_dagster.testing.database import refuse_unless_scratch
 
@@ -33,9 +35,10 @@ class Clock:
             )
         self._offset = ahead(url)
 
-    def advance(self, by: timedelta) -> None:
-        """Moves the time on (or back)."""
-        self._offset += by
+    def advance(self, by: timedelta | str) -> None:
+        """Moves the time on, by a `timedelta` (a negative one moves it back) or text such as `"1d"`. Raises
+        `BadSpecError`."""
+        self._offset += by if isinstance(by, timedelta) else as_duration(by, "by")
         with db.connect(self._url, application_name="gaffer:testing") as connection:
             connection.execute("begin")
             connection.execute("delete from gaffer.testing_clock")
@@ -43,7 +46,11 @@ class Clock:
             connection.execute("commit")
 
     def set(self, at: datetime) -> None:
-        """Makes it `at` now."""
+        """Makes it `at` now, an aware datetime. Raises `BadInputError` for anything else."""
+        if not isinstance(at, datetime) or at.utcoffset() is None:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BadInputError(
+                f"at={at!r} is no aware datetime; write one such as datetime(2027, 3, 1, 6, tzinfo=timezone.utc)"
+            )
         self.advance(at - self.now())
 
     def now(self) -> datetime:

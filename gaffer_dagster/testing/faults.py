@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from gaffer_dagster.engine.run import Work
 from gaffer_dagster.engine.steps import Station
-from gaffer_dagster.testing.bench import Bench, Fault
+from gaffer_dagster.errors import BadInputError
+from gaffer_dagster.testing.bench import Bench, Fault, station_of, why
 from gaffer_dagster.testing.invariants import assert_invariants, is_watched, watch
 from gaffer_dagster.testing.processes import Engines
 from gaffer_dagster.testing.proxy import Cut, cutting, refuse_unreadable
@@ -32,15 +33,19 @@ _OVER = (Station.ENDED, Station.REPORTED)
 
 @dataclass(frozen=True)
 class Kill:
-    """kill -9 of a run that stands at this station. The next one comes when its lease is over."""
+    """kill -9 of a run that stands at this station (or its value, such as `"applied"`; another raises `BadInputError`).
+    The next one comes when its lease is over."""
 
-    at: Station
+    at: Station | str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "at", station_of(self.at))
 
     def __str__(self) -> str:
         return f"kill at {self.at}"
 
     def __call__(self, bench: Bench) -> None:
-        bench.start_and_reach(self.at).kill()
+        bench.start_and_reach(station_of(self.at)).kill()
         bench.pass_the_lease()
 
 
@@ -49,13 +54,16 @@ class Pause:
     """A run that is stopped (SIGSTOP) at this station past its lease, until another has taken over; then it goes on,
     and must commit nothing."""
 
-    at: Station
+    at: Station | str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "at", station_of(self.at))
 
     def __str__(self) -> str:
         return f"pause at {self.at}"
 
     def __call__(self, bench: Bench) -> None:
-        first = bench.start_and_reach(self.at)
+        first = bench.start_and_reach(station_of(self.at))
         first.pause()
         bench.pass_the_lease()
         second = bench.start_and_reach(Station.LEASED)
@@ -84,10 +92,7 @@ class CutCommit:
         with cutting(bench.url, ("commit_batch", self.when)) as proxy:
             ending = bench.start(url=proxy.url).ends()
             if not proxy.is_through:
-                raise AssertionError(
-                    f"nothing was committed, so nothing was cut: {ending.trace or 'nothing was due'}. Let more= add "
-                    "what is due (rows, or time)"
-                )
+                raise AssertionError(f"no batch was committed, so nothing was cut: {why(ending)}")
         if ending.error is not None:
             raise AssertionError(f"the run did not go on after the cut:\n{ending.trace}")
 
@@ -150,6 +155,9 @@ def survives(
     clock passes a tick. `faults`: those of `all()`, or some, or your own. `resources`: others that the asset needs,
     which must go to another process. `patience`: how many seconds a run may take, or say nothing.
     """
+    for name, given in (("holds", holds), ("more", more)):
+        if not (callable(given) or (name == "more" and given is None)):
+            raise BadInputError(f"{name}={given!r} is no function; write one that takes nothing, such as a lambda")
     if not is_watched(url):
         watch(url)
     with Engines(patience) as made, tempfile.TemporaryDirectory(prefix="gaffer-faults-") as folder:
@@ -166,7 +174,7 @@ def survives(
                 fault(bench)
                 bench.do_what_is_due()
                 assert_invariants(url, at_rest=True)
-                _ask(holds)
+                _ask(holds, fault)
             except Exception as error:
                 raise AssertionError(f"after {'no fault at all' if fault is _nothing else fault}: {error}") from error
             finally:
@@ -193,7 +201,13 @@ def _nothing(_bench: Bench) -> None:
     pass
 
 
-def _ask(holds: Callable[[], object]) -> None:
-    told = holds()
+def _ask(holds: Callable[[], object], fault: Fault) -> None:
+    # What does not hold without a fault, either, has nothing to do with where it is written.
+    cure = " (is something written outside of the batch's own connection, or kept outside of the database?)"
+    begins = f"your own invariant does not hold{'' if fault is _nothing else cure}"
+    try:
+        told = holds()
+    except Exception as error:
+        raise AssertionError(f"{begins}: {str(error) or type(error).__name__}") from error
     if told is not None and not told:
-        raise AssertionError("your own invariant does not hold: it returned False")
+        raise AssertionError(f"{begins}: it returned {told!r}")

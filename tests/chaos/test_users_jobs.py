@@ -91,7 +91,8 @@ def test_a_right_job_survives_everything(copies: Survives) -> None:
 
 @pytest.mark.parametrize("fault", [APPLIED, faults.Pause(Station.DUE), faults.CutCommit(Cut.BEFORE)], ids=str)
 def test_writes_past_the_batch_are_caught(fault: faults.Fault, copies: Survives) -> None:
-    with pytest.raises(AssertionError, match=f"after {fault}: your own invariant does not hold"):
+    asks = r"\(is something written outside of the batch's own connection, or kept outside of the database\?\)"
+    with pytest.raises(AssertionError, match=f"after {fault}: your own invariant does not hold {asks}: it returned"):
         copies(writes_through_a_connection_of_its_own, [fault])
 
 
@@ -101,7 +102,7 @@ def test_a_watermark_outside_of_the_database_is_caught(copies: Survives) -> None
 
 
 def test_a_swallowed_error_is_caught_without_any_fault(copies: Survives) -> None:
-    with pytest.raises(AssertionError, match="after no fault at all: your own invariant does not hold"):
+    with pytest.raises(AssertionError, match="after no fault at all: your own invariant does not hold: it"):
         copies(swallows_an_error, [])
 
 
@@ -152,6 +153,21 @@ def test_a_fault_that_finds_nothing_due_says_so(
     jobs.make_source(gaffer_database)
     with pytest.raises(AssertionError, match=f"after {fault}: .*nothing was due.* Let more= add what is"):
         gaffer_survives(ROWS, work=right, holds=lambda: True, faults=[fault])
+
+
+@pytest.mark.parametrize("fault", [APPLIED, faults.CutCommit(Cut.AFTER)], ids=str)
+def test_a_fault_that_finds_a_paused_job_does_not_say_that_nothing_was_due(
+    fault: faults.Fault, gaffer_database: str, gaffer_survives: Survives
+) -> None:
+    jobs.make_source(gaffer_database)
+
+    def paused(bench: Bench) -> None:
+        jobs.execute(gaffer_database, "update gaffer.job set paused_at = gaffer.clock(), paused_by = 'me'")
+        fault(bench)
+
+    with pytest.raises(AssertionError, match="it ended paused, with 0 items in 0 batches") as told:
+        gaffer_survives(ROWS, work=right, holds=lambda: True, faults=[paused])
+    assert "more=" not in str(told.value)
 
 
 def test_a_run_that_hangs_is_given_up(gaffer_database: str, gaffer_survives: Survives) -> None:

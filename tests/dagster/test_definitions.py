@@ -141,6 +141,7 @@ def test_downstream_is_not_woken_when_nothing_was_due(url: str) -> None:
     (observation,) = result.get_asset_observation_events()
     told = observation.asset_observation_data.asset_observation.metadata
     assert told["gaffer/outcome"].value == "succeeded"
+    assert "gaffer/owner" in told
 
 
 def test_a_busy_run_says_so_and_succeeds(url: str) -> None:
@@ -149,7 +150,9 @@ def test_a_busy_run_says_so_and_succeeds(url: str) -> None:
         result = materialize(url, make())
     assert result.success
     (observation,) = result.get_asset_observation_events()
-    assert observation.asset_observation_data.asset_observation.metadata["gaffer/outcome"].value == "busy"
+    told = observation.asset_observation_data.asset_observation.metadata
+    assert told["gaffer/outcome"].value == "busy"
+    assert "gaffer/owner" not in told, "it held nothing"
 
 
 def test_the_users_exception_is_the_one_that_dagster_shows(url: str) -> None:

@@ -691,6 +691,22 @@ def test_no_secret_of_a_receiver_is_in_a_table_a_log_or_a_message(
     assert any(CANARY in path for path in server.paths)  # it went where it should
 
 
+@pytest.mark.parametrize(("status", "why"), [(500, "Internal server error"), (403, "error=403")])
+def test_what_apprise_warns_of_is_kept_and_logged_without_the_urls_parts(
+    url: str, server: HttpReceiver, caplog: pytest.LogCaptureFixture, status: int, why: str
+) -> None:
+    opens(url, job(url))
+    server.answers = [status]
+    where = f"json://us{CANARY}:{CANARY}@localhost:{server.port}/{CANARY}/x?+X-Key={CANARY}"
+    with caplog.at_level(1):
+        tell(url, {"GAFFER_RECEIVER_HOOK": where})
+    ((error,),) = jobs.query(url, "select error from gaffer.receiver where name = 'hook'")
+    assert error.startswith(f"Apprise failed with status {status}: Failed to send JSON POST notification: {why}")
+    assert error in caplog.text
+    assert CANARY not in caplog.text + error
+    assert CANARY in server.paths[0]
+
+
 # ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

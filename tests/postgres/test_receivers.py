@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import re
 import socket
 import threading
 import time
@@ -314,7 +315,7 @@ def test_a_mail_goes_out_with_nothing_but_text(form: str) -> None:
 
 def test_wrong_credentials_are_said_by_their_status() -> None:
     with MailReceiver(SECRET) as server:
-        assert refusal(server.url(f"not-{SECRET}")) == "Apprise failed with status 535"
+        assert refusal(server.url(f"not-{SECRET}")).startswith("Apprise failed with status 535: ")
         assert server.mails == []
 
 
@@ -323,18 +324,58 @@ def test_apprise_that_fails_leaks_nothing(
 ) -> None:
     with caplog.at_level(1):
         server.answers = [403]
-        assert refusal(f"json://u:{SECRET}@127.0.0.1:{server.port}/{SECRET}") == "Apprise failed with status 403"
-        assert (
-            refusal(f"mailto://u:{SECRET}@127.0.0.1:1?from=a@example.org&to=a@example.org&mode=insecure")
-            == "Apprise failed, and does not say why"
-        )
+        said = refusal(f"json://u:{SECRET}@127.0.0.1:{server.port}/{SECRET}")
+        assert said.startswith("Apprise failed with status 403: Failed to send JSON POST notification: ")
+        mail = f"mailto://u:{SECRET}@127.0.0.1:1?from=a@example.org&to=a@example.org&mode=insecure"
+        assert refusal(mail) == 'Apprise failed: Connection error while submitting email to "***"'
         assert refusal(f"nothing://{SECRET}") == f"Apprise cannot read the URL in {X}; mend it"
     assert SECRET not in caplog.text + str(capfd.readouterr())
 
 
+@pytest.mark.parametrize("is_hidden", [True, False])
+def test_what_apprise_warns_of_is_told_without_the_urls_parts(is_hidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_hidden:
+        monkeypatch.setattr(receivers, "_hide", lambda url, text: text)
+    receiver = made(f"mailto://u:p@{SECRET}.localhost:1?from=a@example.org&to=a@example.org&mode=insecure")
+    with pytest.raises(NotDeliveredError, match="Apprise failed: Connection error") as refused:
+        receiver.send(notice.test_message())
+    assert (SECRET in str(refused.value)) is not is_hidden
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("slack://bot@T1JJ3T3L2/A1BRTD4JD/TIiajkdn/#general", "no T1JJ3T3L2, A1BRTD4JD, TIiajkdn or general"),
+        ("json://us3r:p%40ss%2Fw0rd@host/", "for us3r: p@ss/w0rd, p%40ss%2Fw0rd, ss/w0rd"),
+        ("json://us3r:p@ss:w/rd@host/", "for us3r: p@ss:w/rd"),
+        ("json://host/?+X-Token=s3cr%20t&key=a+b+cdef", "headers X-Token, s3cr t, s3cr%20t, a b cdef"),
+        ("twilio://AC01:t0ken@+1-555-0199/15550123", "to 15550199, +1-555-0199, 15550123"),
+        ("json://us3r:t0ken@host/", "Authorization: Basic dXMzcjp0MGtlbnQwa2VuMDEyMzQ1"),
+        ("TGRAM://123456789:AbCdEfGh/chat", "at https://api.telegram.org/bot123456789:abcdefgh/send"),
+    ],
+)
+def test_no_part_of_a_url_is_left_in_what_is_said(url: str, said: str) -> None:
+    left = receivers._hide(url, said)
+    assert "***" in left
+    words = {word for word in re.findall(r"[\w@/%+-]{4,}", left) if re.search(r"\d|@|%", word)}
+    assert not words, left
+    assert not re.search(r"TIiajkdn|general|abcdefgh|cdef|Token", left)
+
+
+def test_a_long_complaint_is_cut_and_silence_names_what_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said, told in (("print(':' + 9999 * ' x')", 300), ("", None)):
+        monkeypatch.setattr(receivers, "_CHILD", f"{said}\nraise SystemExit(4)")
+        error = refusal(f"json://u:{SECRET}@127.0.0.1/")
+        if told:
+            assert len(error) == len("Apprise failed") + told
+        else:
+            assert "look at the token and the network" in error
+            assert error.endswith(f'apprise -vv -b test "${X}"')
+
+
 def test_apprise_follows_no_redirect(server: HttpReceiver) -> None:
     server.answers = ["redirect"]
-    assert refusal(f"json://127.0.0.1:{server.port}/") == "Apprise failed with status 302"
+    assert refusal(f"json://127.0.0.1:{server.port}/")[:32] == "Apprise failed with status 302: "
     assert server.paths == ["/"]
 
 

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from uuid import uuid4
 
 import dagster as dg
@@ -20,20 +21,22 @@ import pytest
 from psycopg import sql
 
 import gaffer_dagster as gd
-from gaffer_dagster.errors import BadInputError, MissingRightsError, UnknownJobError
+from gaffer_dagster.engine.steps import Station
+from gaffer_dagster.errors import BadInputError, BadSpecError, MissingRightsError, UnknownJobError
 from gaffer_dagster.store import db
 from gaffer_dagster.testing import (
     Bench,
     Clock,
     Databases,
     RunDue,
+    Survives,
     assert_invariants,
     job_in,
     run_due,
     survives,
     watch,
 )
-from gaffer_dagster.testing.faults import CutCommit
+from gaffer_dagster.testing.faults import CutCommit, Kill, Pause
 from gaffer_dagster.testing.invariants import AT_REST, INVARIANTS, violations
 from gaffer_dagster.testing.jobs import place_of
 from gaffer_dagster.testing.processes import Engines
@@ -94,6 +97,20 @@ def test_time_is_due_when_the_clock_has_moved_further_than_clocks_may_be_apart(
     assert before <= run.started_at <= Clock(gaffer_database).now()
 
 
+def test_the_clock_takes_durations_as_jobs_do_and_says_what_it_does_not_take(gaffer_clock: Clock) -> None:
+    before = gaffer_clock.now()
+    gaffer_clock.advance("1d12h")
+    assert timedelta(hours=36) <= gaffer_clock.now() - before < timedelta(hours=37)
+    gaffer_clock.advance(-timedelta(hours=36))
+    assert gaffer_clock.now() - before < timedelta(hours=1)
+    with pytest.raises(BadSpecError, match="by='a day' is no duration; write a timedelta, or text such as '20m'"):
+        gaffer_clock.advance("a day")
+    naive: Any
+    for naive in ("2027-03-01", datetime(2027, 3, 1)):  # noqa: DTZ001 — that is the point
+        with pytest.raises(BadInputError, match="is no aware datetime; write one such as"):
+            gaffer_clock.set(naive)
+
+
 def test_the_variable_names_the_scratch_database_and_no_other(gaffer_database: str) -> None:
     assert os.environ["GAFFER_DATABASE_URL"] == gaffer_database
 
@@ -117,6 +134,22 @@ def test_what_another_process_cannot_find_is_refused_with_the_cure() -> None:
         place_of(hidden, None)
     with pytest.raises(BadInputError, match=r"which cannot find '.*<lambda>'; define it at the top of a module"):
         place_of(jobs.spec(), lambda batch: None)
+
+
+def test_a_station_is_one_or_its_value_and_else_is_refused_with_those_that_there_are() -> None:
+    assert Kill("applied") == Kill(Station.APPLIED)
+    assert str(Pause("due")) == "pause at due"
+    for fault in (Kill, Pause):
+        with pytest.raises(BadInputError, match=r"at='APPLIED' is no station.* Station.APPLIED \('applied'\), "):
+            fault("APPLIED")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [({"holds": True}, "holds=True"), ({"holds": bool, "more": [1]}, r"more=\[1\]")]
+)
+def test_what_survives_is_to_call_is_a_function(given: dict[str, Any], said: str, gaffer_survives: Survives) -> None:
+    with pytest.raises(BadInputError, match=f"{said} is no function; write one that takes nothing"):
+        gaffer_survives(copied, **given)
 
 
 # ── other processes ──────────────────────────────────────────────────────────────────────────────────────────────────

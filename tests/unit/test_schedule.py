@@ -117,6 +117,7 @@ def check_answers(schedule: Schedule, after: datetime, until: datetime) -> None:
         ("R(0-5) 3 * * *", "field minute", "'H'"),
         ("1,,2 * * * *", "field minute", "comma"),
         ("60 * * * *", "field minute", "0 to 59"),
+        ("0 6 README.md docs tests dev", "has 6 fields", "in a shell quote it"),
         ("0 0 0 * *", "field day-of-month", "1 to 31"),
         ("0 0 * * 8", "field day-of-week", "0 to 7"),
         ("0 0 * MON *", "field month", "JAN"),
