@@ -36,6 +36,7 @@ _QUEUED = timedelta(minutes=15)
 _BACKSTOP = timedelta(minutes=5)
 _LOOKED = timedelta(hours=2)  # the scheduler notes it each hour, and up to ten minutes late
 _NEWEST = 500
+_SAID = 300  # characters of an error
 _AT_WORK = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 _WAITING = [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.QUEUED]
 _OVER = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
@@ -106,7 +107,10 @@ def _said(error: BaseException) -> str:
         return f"no answer within {_LIMIT.total_seconds():g} s"
     texts = [str(each) for each in (error, error.__cause__) if each is not None]
     lines = [line.strip() for text in texts for line in text.splitlines()[:2] if line.strip()]
-    return db.redact("; ".join(lines) or type(error).__name__)
+    # Dagster also says all that there may be.
+    lines = [re.sub(r" (Expected: |for \{).*", "", line) for line in lines]
+    said = db.redact("; ".join(lines) or type(error).__name__)
+    return said if len(said) <= _SAID else f"{said[:_SAID]}…"
 
 
 def _within_limit(ask: Callable[[], T]) -> T:
@@ -131,7 +135,7 @@ def _home(home: str) -> Check:
         return _check("home", Mark.WRONG, found, "export DAGSTER_HOME=/the/folder/of/its/dagster.yaml")
     if not (folder / "dagster.yaml").is_file():
         found = f"{home} has no dagster.yaml: storage is SQLite, and nothing watches runs"
-        cure = f"cat > {home}/dagster.yaml <<END\n{_MONITORING}\n{SETTINGS}\nEND"
+        cure = f"cat > {home}/dagster.yaml <<END\n{_MONITORING}\n{SETTINGS}\n    default_limit: 1\nEND"
         return _check("home", Mark.WARNING, found, cure)
     return _check("home", Mark.OK, home)
 

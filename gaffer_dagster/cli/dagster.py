@@ -35,8 +35,9 @@ def check(file: Path | None, module: str | None, as_json: bool) -> None:
     try:
         slots, _, _ = _slots(file, module)
         checks: list[Check] = []
-    except GafferError as error:  # what can be told without knowing the jobs is told all the same
-        slots, checks = {}, [Check("dagster", "jobs", Mark.UNKNOWN, f"which there are cannot be told: {error}")]
+    except Exception as error:  # what can be told without knowing the jobs is told all the same
+        said = str(error) if isinstance(error, GafferError) else db.primary_message(error)
+        slots, checks = {}, [Check("dagster", "jobs", Mark.UNKNOWN, f"which there are cannot be told: {said}")]
     checks += of_dagster(slots)
     show(checks, as_json=as_json)
     sys.exit(code_of(checks))

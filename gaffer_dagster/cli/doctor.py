@@ -17,7 +17,7 @@ from gaffer_dagster import database
 from gaffer_dagster.cli.command import Read, file_option, printable, tell
 from gaffer_dagster.cli.definitions import jobs_in
 from gaffer_dagster.domain.amount import counted
-from gaffer_dagster.domain.health import Check, Mark, worst
+from gaffer_dagster.domain.health import Check, Mark, told, worst
 from gaffer_dagster.engine import doctor as engine
 from gaffer_dagster.errors import BadInputError, DatabaseUnavailableError, GafferError
 from gaffer_dagster.store import db
@@ -76,10 +76,9 @@ def _look(file: Path | None, module: str | None) -> Iterator[Check]:
 
 
 def _nowhere(error: GafferError) -> Check:
-    said, _, cure = str(error).rpartition("; ")
     if isinstance(error, DatabaseUnavailableError):
-        return Check("database", engine.UNREACHABLE, Mark.WRONG, said, cure)
-    return Check("database", "address", Mark.UNKNOWN, said, cure)
+        return Check("database", engine.UNREACHABLE, Mark.WRONG, *told(error))
+    return Check("database", "address", Mark.UNKNOWN, *told(error))
 
 
 def _defined(file: Path | None, module: str | None) -> tuple[dict[str, Any], list[Check]]:
@@ -106,7 +105,7 @@ def of_dagster(slots: dict[str, int]) -> Sequence[Check]:
     try:
         return adapter("instance").examine(slots)
     except BadInputError as error:
-        return [Check("dagster", "installed", Mark.WRONG, *str(error).rpartition("; ")[::2])]
+        return [Check("dagster", "installed", Mark.WRONG, *told(error))]
     except Exception as error:
         found = f"it cannot be looked at: {db.primary_message(error)}"
         return [Check("dagster", "installed", Mark.WRONG, found, _CURE)]
@@ -130,8 +129,10 @@ def show(checks: Iterable[Check], *, as_json: bool) -> None:
             mark = click.style(f"{check.mark!s:13}", fg=_COLOURS[check.mark])
             click.echo(f"  {mark} {printable(check.name):{width}}  {printable(check.found)}")
             if check.cure is not None and check.mark is not Mark.OK:
-                for line in check.cure.splitlines():  # to be pasted as it is
-                    click.echo(f"  {'':13} {'':{width}}  → {printable(line)}")
+                lines = [printable(line) for line in check.cure.splitlines()]
+                arrow = f"  {'':13} {'':{width}}  →"
+                # Several are to be pasted as they are.
+                click.echo(f"{arrow} {lines[0]}" if len(lines) == 1 else "\n".join([arrow, *lines]))
     click.echo(
         f"{counted(len(found), 'check')}: " + ", ".join(f"{counts[mark]} {mark}" for mark in Mark if counts[mark])
     )

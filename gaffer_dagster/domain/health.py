@@ -46,6 +46,12 @@ class Check:
     cure: str | None = None
 
 
+def told(error: Exception) -> tuple[str, str | None]:
+    """What is so, and its cure, which our errors say last, behind a semicolon."""
+    found, _, cure = str(error).rpartition("; ")
+    return (found, cure) if found else (cure, None)
+
+
 def worst(checks: Iterable[Check]) -> Mark:
     """What the page as a whole says: wrong, cannot tell, or ok (with or without warnings)."""
     marks = {check.mark for check in checks}

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 from gaffer_dagster.domain import health, notice, zones
 from gaffer_dagster.domain.alert import Kind, Severity
 from gaffer_dagster.domain.amount import few
-from gaffer_dagster.domain.due import PendingRows, due_from_json
+from gaffer_dagster.domain.due import NewRows, PendingRows, due_from_json
 from gaffer_dagster.domain.health import Check, Mark
 from gaffer_dagster.domain.incident import Finding
 from gaffer_dagster.domain.job import JobRecord
@@ -27,6 +28,7 @@ from gaffer_dagster.engine.registry import Definition, registration_of
 from gaffer_dagster.engine.sources import source_of
 from gaffer_dagster.engine.watch import HEARTBEAT, examine
 from gaffer_dagster.errors import (
+    BadInputError,
     BadSpecError,
     DatabaseUnavailableError,
     GafferError,
@@ -48,13 +50,23 @@ _LIMIT = timedelta(seconds=5)
 
 def of_database(url: str, definitions: Sequence[Definition] = ()) -> Iterator[Check]:
     """The server, the jobs that it knows, and their tables. `definitions`: those that the code at hand has."""
+    found = list(_of_database(url, definitions))
+    paths = [each.cure for each in found if each.part == "tables" and " set search_path = " in (each.cure or "")]
+    for each in found:
+        if paths and (each.part, each.name) == ("database", "search path"):
+            told = f"{each.found}; and tables of jobs are not found by it"
+            yield replace(each, mark=Mark.WRONG, found=told, cure=paths[0])
+        else:
+            yield each
+
+
+def _of_database(url: str, definitions: Sequence[Definition]) -> Iterator[Check]:
     try:
         with db.connect(url, application_name="gaffer:doctor"):
             pass
     except GafferError as error:
         is_away = isinstance(error, DatabaseUnavailableError)
-        found, _, cure = str(error).rpartition("; ")
-        yield Check("database", UNREACHABLE if is_away else "address", Mark.WRONG, found, cure)
+        yield Check("database", UNREACHABLE if is_away else "address", Mark.WRONG, *health.told(error))
         for part in ("jobs", "tables"):
             yield Check(part, "all", Mark.SKIPPED, "there is no database to ask")
         return
@@ -66,7 +78,7 @@ def of_database(url: str, definitions: Sequence[Definition] = ()) -> Iterator[Ch
     yield from schema
     if health.worst(schema) is not Mark.OK:
         for part in ("jobs", "tables"):
-            yield Check(part, "all", Mark.SKIPPED, "the tables of gaffer_dagster are not what this version needs")
+            yield Check(part, "all", Mark.SKIPPED, "not before the tables of gaffer_dagster can be read")
         return
     yield from _ask(url, "database", "rights", _rights)
     yield from _ask(url, "database", "clock", _clock)
@@ -81,17 +93,18 @@ def _ask(url: str, part: str, name: str, question: Callable[[db.Connection], Ite
     """On a connection of its own, since a question that fails may leave it in any state."""
     try:
         with db.connect(url, application_name="gaffer:doctor") as connection:
-            yield from question(connection)
-    except Exception as error:
-        if not isinstance(error, GafferError) and not db.is_database_error(error):
-            raise
-        yield _failed(part, name, error)
+            try:
+                yield from question(connection)
+            except Exception as error:
+                yield _failed(part, name, error, f'"{connection.info.user}"')
+    except GafferError as error:
+        yield Check(part, name, Mark.UNKNOWN, *health.told(error))
 
 
-def _failed(part: str, name: str, error: Exception) -> Check:
+def _failed(part: str, name: str, error: Exception, role: str) -> Check:
     if db.sqlstate(error) == "42501":
         found = f"this role may not look: {db.primary_message(error)}"
-        return Check(part, name, Mark.UNKNOWN, found, "grant select on all tables in schema gaffer to ROLE;")
+        return Check(part, name, Mark.UNKNOWN, found, f"grant select on all tables in schema gaffer to {role};")
     if db.was_cut(error):
         return Check(part, name, Mark.UNKNOWN, "no answer within 10 s: somebody has locked what is to be looked at")
     return Check(part, name, Mark.UNKNOWN, str(error) if isinstance(error, GafferError) else db.primary_message(error))
@@ -101,7 +114,7 @@ def _refused(part: str, name: str, error: GafferError) -> Check:
     """What a run would be refused with, too."""
     found, _, cure = str(error).rpartition("run: ")
     if not cure.startswith("gaffer "):
-        found, cure = str(error), None
+        return Check(part, name, Mark.WRONG, *health.told(error))
     return Check(part, name, Mark.WRONG, re.sub(r"[;,.]?\s*$", "", found), cure)
 
 
@@ -127,7 +140,8 @@ def _schema(connection: db.Connection) -> Iterator[Check]:
         cure = " ".join(doctor.missing_rights(connection))
         yield Check("database", "schema", Mark.WRONG, str(error).partition("; ")[0], cure)
     except GafferError as error:
-        yield Check("database", "schema", Mark.WRONG, *str(error).rpartition("; ")[::2])
+        found, cure = health.told(error)
+        yield Check("database", "schema", Mark.WRONG, found, cure and cure.removeprefix("run: "))
     else:
         newest = migrate.migrations()[-1]
         yield Check("database", "schema", Mark.OK, f"at migration {newest.number} ({newest.name}), as needed")
@@ -225,7 +239,8 @@ def _incidents(connection: db.Connection) -> Iterator[Check]:
     others = [each for each in report.findings if each.kind not in shown]
     errors = [each for each in others if each.severity is Severity.ERROR]
     said = ", ".join(f"{count} {kind}" for kind, count in Counter(str(each.kind) for each in others).items())
-    opened = f"{len(alerts.opened(connection))} open"
+    count = len(alerts.opened(connection))
+    opened = f"{count} open" if count or not others else "so it is now; no watch has opened an incident for it yet"
     if others:
         mark = Mark.WRONG if errors else Mark.WARNING
         yield Check("jobs", "incidents", mark, f"{said} ({opened})", "gaffer check")
@@ -266,23 +281,38 @@ def _of_job(connection: db.Connection, record: JobRecord) -> Iterator[Check]:
             if due is not None:
                 source = source_of(JobSpec(record.name, due), record.first_seen_at)
                 source.look(connection, record.seen_at, record.watermark, cluster)
+                if isinstance(due, NewRows):
+                    source.page(connection, record.watermark, 0)  # reads nothing: whether it can be read, with where=
                 found += source.warnings(connection)
             protect.require(connection, record.spec.get("protect", ()), record.name)
     except (BadSpecError, TypeError) as error:
         found = f"a newer version wrote its spec: {error}"
         yield Check("tables", record.name, Mark.UNKNOWN, found, "pip install --upgrade gaffer_dagster")
-    except GafferError as error:
-        yield _refused("tables", record.name, error)
     except Exception as error:
-        if not db.is_database_error(error):
-            raise
-        yield _failed("tables", record.name, error)
+        yield _unread(connection, record, error)
     else:
         for warning in found:
             said = ": ".join(warning[name] for name in ("event", "why", "table") if name in warning)
             yield Check("tables", record.name, Mark.WARNING, said, warning.get("cure"))
         if due is not None and not found:
             yield Check("tables", record.name, Mark.OK, f"{due.table} has what it needs")
+
+
+def _unread(connection: db.Connection, record: JobRecord, error: Exception) -> Check:
+    """A job whose table cannot be read."""
+    table = str(record.spec["due"].get("table", ""))
+    if "42501" in [db.sqlstate(each) for each in (error, error.__context__) if each is not None]:
+        pending = record.spec["due"]["kind"] == "pending_rows"
+        missing = doctor.missing_on(connection, table, ["select", "update"] if pending else ["select"])
+        if missing:
+            found = f"this role may not do what the job does: {db.primary_message(error.__context__ or error)}"
+            return Check("tables", record.name, Mark.UNKNOWN, found, " ".join(missing))
+    if not isinstance(error, GafferError):
+        return _failed("tables", record.name, error, f'"{connection.info.user}"')
+    refused = _refused("tables", record.name, error)
+    if isinstance(error, BadInputError):
+        return replace(refused, cure=doctor.path_to(connection, table) or refused.cure)
+    return refused
 
 
 def _due(stored: Mapping[str, Any]) -> Any:
@@ -320,9 +350,7 @@ def _perhaps(url: str, question: Callable[[db.Connection], T]) -> T | None:
     try:
         with db.connect(url, application_name="gaffer:doctor") as connection:
             return question(connection)
-    except Exception as error:
-        if not isinstance(error, GafferError) and not db.is_database_error(error):
-            raise
+    except Exception:  # why, is told where the database is looked at
         return None
 
 
@@ -333,17 +361,32 @@ def of_receivers(environment: Mapping[str, str], of_jobs: Sequence[str] = ()) ->
         found = "none is set in this environment: only the log is told"
         yield Check("receivers", "all", Mark.WARNING, found, "export GAFFER_RECEIVER_ONCALL=https://…")
     with ThreadPoolExecutor(8) as threads:
-        yield from threads.map(_of_receiver, receivers)
         names = [HEARTBEAT, *of_jobs] if environment.get(HEARTBEAT) else of_jobs
-        yield from threads.map(partial(_of_heartbeat, environment), names)
+        asked = [
+            *((each.name, partial(_of_receiver, each)) for each in receivers),
+            *((each, partial(_of_heartbeat, environment, each)) for each in names),
+        ]
+        yield from threads.map(_answer, asked)
+
+
+def _answer(asked: tuple[str, Callable[[], Check]]) -> Check:
+    name, question = asked
+    try:
+        return question()
+    except Exception as error:  # what it says may hold the URL
+        return Check("receivers", name, Mark.UNKNOWN, f"it cannot be looked at ({type(error).__name__})")
 
 
 def _of_receiver(receiver: Receiver) -> Check:
     if isinstance(receiver, Unusable):
-        return Check("receivers", receiver.name, Mark.WRONG, *receiver.reason.rpartition("; ")[::2])
+        return Check("receivers", receiver.name, Mark.WRONG, *health.told(BadInputError(receiver.reason)))
     if isinstance(receiver, Webhook):
         return _reached(receiver.name, receiver.target)
     assert isinstance(receiver, Apprise)  # noqa: S101 — there is no other
+    try:
+        receiver.read()
+    except NotDeliveredError as error:
+        return Check("receivers", receiver.name, Mark.WRONG, *health.told(error))
     found = "a URL of Apprise's, which cannot be asked without sending"
     return Check("receivers", receiver.name, Mark.SKIPPED, found, "gaffer alerts test")
 
@@ -355,7 +398,7 @@ def _of_heartbeat(environment: Mapping[str, str], variable: str) -> Check:
     try:
         return _reached(variable, web.target(variable, environment))
     except GafferError as error:
-        return Check("receivers", variable, Mark.WRONG, *str(error).rpartition("; ")[::2])
+        return Check("receivers", variable, Mark.WRONG, *health.told(error))
 
 
 def _reached(name: str, target: web.Target) -> Check:

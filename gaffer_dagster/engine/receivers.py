@@ -85,7 +85,7 @@ def _severity(variable: str, environment: Mapping[str, str]) -> Severity:
     try:
         return Severity(environment.get(variable, "warning"))
     except ValueError:
-        raise BadInputError(f"{variable}={environment[variable]!r}: write error or warning") from None
+        raise BadInputError(f"{variable}={environment[variable]!r} is no severity; write error or warning") from None
 
 
 @dataclass(frozen=True)
@@ -137,15 +137,17 @@ class Apprise:
     variable: str
     url: str = field(repr=False)
 
+    def read(self) -> None:
+        """Raises `NotDeliveredError` where Apprise cannot read the URL. Sends nothing."""
+        self._ask(None)
+
     def send(self, message: Message) -> None:
         kind = "success" if message.recovery else "failure" if message.severity is Severity.ERROR else "warning"
-        given = {
-            "path": sys.path,
-            "url": self.url,
-            "title": message.title,
-            "body": message.text.removeprefix(message.title).strip(),
-            "notify_type": kind,
-        }
+        body = message.text.removeprefix(message.title).strip()
+        self._ask({"title": message.title, "body": body, "notify_type": kind})
+
+    def _ask(self, message: Mapping[str, str] | None) -> None:
+        given = {"path": sys.path, "url": self.url, "message": message}
         try:
             ended = subprocess.run(  # noqa: S603 — our own words, no shell
                 [sys.executable, "-I", "-c", _CHILD],
@@ -192,8 +194,11 @@ _UNREADABLE, _REFUSED = 3, 4
 _SAID = r"Apprise failed with status [1-5]\d\d"
 
 
-def notify(url: str, title: str, body: str, notify_type: str) -> int:
-    """The exit status: 0 if it was delivered. Says a status of HTTP or SMTP that Apprise tells only its log."""
+def notify(url: str, message: Mapping[str, str] | None) -> int:
+    """The exit status: 0 if it was delivered; without a message, if the URL can be read.
+
+    Says a status of HTTP or SMTP that Apprise tells only its log.
+    """
     apprise: Any = importlib.import_module("apprise")  # of its types some are not known
     lines: list[str] = []
 
@@ -208,8 +213,8 @@ def notify(url: str, title: str, body: str, notify_type: str) -> int:
     service = apprise.Apprise.instantiate(url, asset=asset)
     if service is None:
         return _UNREADABLE
-    if apprise.Apprise(service, asset=asset).notify(
-        body=body, title=title, notify_type=notify_type, body_format=apprise.NotifyFormat.TEXT
+    if message is None or apprise.Apprise(service, asset=asset).notify(
+        **message, body_format=apprise.NotifyFormat.TEXT
     ):
         return 0
     statuses = [found[1] for line in lines for found in re.finditer(r"(?:\berror=|\()([1-5]\d\d)\b", line)]

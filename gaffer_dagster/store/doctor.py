@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
+from collections.abc import Sequence
 
 import psycopg
 from psycopg.rows import class_row
@@ -104,6 +105,53 @@ def missing_rights(connection: db.Connection) -> list[str]:
         [WORKER_FUNCTIONS, WORKER_TABLES],
     )
     return [statement for (statement,) in found]
+
+
+def missing_on(connection: db.Connection, table: str, rights: Sequence[str]) -> list[str]:
+    """The statements that give this role these rights on a table, and on its schema, as far as it lacks them."""
+    found = connection.execute(
+        """
+        with wanted as (
+            select c.oid, n.oid as schema, n.nspname, c.relname
+              from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace,
+                   pg_catalog.parse_ident(%s) as part
+             where c.relname = part[pg_catalog.cardinality(part)]
+               and coalesce(n.nspname = part[pg_catalog.cardinality(part) - 1], pg_catalog.pg_table_is_visible(c.oid))
+        )
+        select pg_catalog.format('grant usage on schema %%I to %%I;', nspname, current_user)
+          from wanted where not pg_catalog.has_schema_privilege(schema, 'usage')
+        union all
+        select pg_catalog.format('grant %%s on %%I.%%I to %%I;', pg_catalog.string_agg(lacking, ', '), nspname, relname,
+                                 current_user)
+          from wanted, pg_catalog.unnest(%s::text[]) as lacking
+         where not pg_catalog.has_table_privilege(oid, lacking)
+         group by nspname, relname
+        """,
+        [table, list(rights)],
+    )
+    return [statement for (statement,) in found]
+
+
+def path_to(connection: db.Connection, table: str) -> str | None:
+    """Where a table is not found under a name without its schema, but is in another schema: the statement that puts
+    this into the search path, and the schema gaffer out of it."""
+    row = connection.execute(
+        """
+        select pg_catalog.format(
+                   'alter role %%I in database %%I set search_path = %%s;', current_user, pg_catalog.current_database(),
+                   (select pg_catalog.string_agg(pg_catalog.quote_ident(schema), ', ' order by place)
+                      from pg_catalog.unnest(pg_catalog.array_remove(pg_catalog.current_schemas(false), 'gaffer')
+                                             || n.nspname) with ordinality as path (schema, place)))
+          from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+         where pg_catalog.quote_ident(c.relname) in (%s, pg_catalog.lower(%s)) and c.relkind in ('r', 'p')
+           and n.nspname <> 'gaffer' and n.nspname !~ '^pg_' and pg_catalog.has_schema_privilege(n.oid, 'usage')
+           and not exists (select from pg_catalog.pg_class as seen
+                            where seen.relname = c.relname and pg_catalog.pg_table_is_visible(seen.oid))
+         order by n.nspname <> 'public', n.nspname limit 1
+        """,
+        [table, table],
+    ).fetchone()
+    return None if row is None else row[0]
 
 
 # ── what is in between ───────────────────────────────────────────────────────────────────────────────────────────────

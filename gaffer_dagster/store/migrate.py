@@ -69,8 +69,8 @@ def verify(connection: db.Connection) -> datetime:
         row = None
     except NotImplementedError:  # the driver reads times in ISO form only
         raise BadInputError(
-            f'the DateStyle of the role "{connection.info.user}" is not ISO, and times cannot be read; run: alter role '
-            f"\"{connection.info.user}\" set datestyle to 'ISO' (or the same on the database)"
+            f'the DateStyle of the role "{connection.info.user}", or of the database, is not ISO, and times cannot be '
+            f"read; run: alter role \"{connection.info.user}\" set datestyle to 'ISO'"
         ) from None
     except pg.InsufficientPrivilege:
         raise MissingRightsError(

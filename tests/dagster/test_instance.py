@@ -31,6 +31,7 @@ from dagster._scheduler import scheduler
 import gaffer_dagster as gd
 from gaffer_dagster.adapter import instance as adapter
 from gaffer_dagster.adapter import pools
+from gaffer_dagster.cli.doctor import show
 from gaffer_dagster.domain.health import Check, Mark
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.testing import Clock
@@ -125,6 +126,7 @@ YAML = [
     (WELL.replace("granularity: run", "granularity: op"), "granularity", Mark.WARNING, "op: a run that is killed"),
     (WELL.replace("{pools", "{runs: {max_concurrent_runs: 0}, pools"), "run queue", Mark.WRONG, "no run ever begins"),
     (WELL + "python_logs: {python_log_level: ERROR}\n", "logs", Mark.WARNING, "python_log_level is ERROR"),
+    (WELL + "run_monitorin: {enabled: true}\n", "instance", Mark.WRONG, 'config entry "run_monitorin" at the root.'),
     (WELL.replace("enabled: true", "enabled: maybe"), "instance", Mark.WRONG, "cannot be opened"),
     (WELL + "storage: {postgres: {postgres_url: {env: NO_SUCH}}}\n", "instance", Mark.WRONG, "NO_SUCH"),
     (
@@ -143,6 +145,7 @@ def test_a_dagster_yaml_that_does_harm_is_told_what_to_add(
     assert set(found) == {name}, found
     assert (found[name].mark, said in found[name].found) == (mark, True), found[name]
     assert "canary" not in repr(found)
+    assert len(found[name].found) < 400
     cure = found[name].cure or ""
     if cure.startswith(("concurrency:", "run_monitoring:", "python_logs:")):  # paste it in the place of what is there
         kept = [line for line in WELL.splitlines() if not line.startswith(cure.partition(":")[0])]
@@ -193,12 +196,16 @@ def test_a_home_that_is_none(given: str | None, mark: Mark, said: str, monkeypat
     assert (found.name, found.mark, said in found.found) == ("home", mark, True), found
 
 
-def test_a_home_without_configuration_is_told_what_to_write(home: Path) -> None:
+def test_a_home_without_configuration_is_told_what_to_write(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "dagster.yaml").unlink()
     found = not_well()
     assert set(found) == {"home", "run monitoring", "granularity"}, found
-    subprocess.run(["sh", "-c", found["home"].cure or ""], check=True)
+    show(found.values(), as_json=False)
+    shown = capsys.readouterr().out
+    pasted = shown[shown.index("cat > ") : shown.index("\nEND\n") + 5]  # the lines as they are on the screen
+    subprocess.run(["sh", "-c", pasted], check=True)
     assert not_well() == {}
+    assert pools.limits(dg.DagsterInstance.get()).default == 1
 
 
 # ── pools ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -64,6 +64,9 @@ def shop(url: str) -> str:
     return url
 
 
+HERE = "do $$ begin execute 'alter database ' || quote_ident(current_database()) || $q$ {}$q$; end $$"
+
+
 def look(url: str) -> list[Check]:
     return list(doctor.of_database(url))
 
@@ -187,6 +190,7 @@ def test_a_database_of_another_encoding(server_url: str) -> None:
         ("insert into gaffer.migration values (999, 'later', 'x', now())", "knows only", "pip install --upgrade"),
         ("update gaffer.migration set checksum = 'x' where number = 1", "edited", "put its file back"),
         ("drop schema gaffer cascade", "no tables", "gaffer migrate"),
+        (HERE.format("set datestyle = 'SQL, DMY'"), "is not ISO", "set datestyle to 'ISO'"),
     ],
 )  # fmt: skip
 def test_a_schema_that_is_not_what_it_must_be(shop: str, text: str, said: str, cure: str) -> None:
@@ -197,6 +201,13 @@ def test_a_schema_that_is_not_what_it_must_be(shop: str, text: str, said: str, c
     # The server is looked at all the same, and what was left out is said.
     assert {check.name for check in found} >= {"reachable", "version", "pooler", "open transactions"}
     assert [check.part for check in found if check.mark is Mark.SKIPPED] == ["jobs", "tables"]
+    assert (doctor.heartbeats(shop), doctor.slots(shop)) in [([], {}), ([], {"copy_rows": 1})]
+    if schema.cure is not None and schema.cure.startswith("alter role"):
+        try:
+            paste(shop, schema.cure)
+            assert not_well(shop) == {}
+        finally:
+            jobs.execute(shop, "alter role current_user reset datestyle")
 
 
 def test_a_workers_rights_are_those_that_the_documents_name() -> None:
@@ -217,7 +228,7 @@ def test_a_role_that_lacks_rights_is_given_what_to_grant(shop: str, stranger: st
     # A worker may not look at other jobs, and what cannot be looked at is not called well.
     assert {check.mark for check in worker.values()} == {Mark.UNKNOWN}, worker
     assert {"known", "incidents", "sources"} <= set(worker)
-    assert worker["known"].cure == "grant select on all tables in schema gaffer to ROLE;"
+    assert worker["known"].cure == f'grant select on all tables in schema gaffer to "{role}";'
     jobs.execute(shop, f"grant select on source to {role}; grant insert on target to {role}")
     assert jobs.run(jobs.spec(), stranger).outcome.value == "succeeded"
     jobs.execute(
@@ -348,6 +359,7 @@ def test_what_is_the_matter_with_jobs_is_told(shop: str, text: str, name: str, m
     found = not_well(shop)
     assert set(found) == {name}, found
     assert (found[name].mark, cure in (found[name].cure or "")) == (mark, True), found[name]
+    assert ("no watch has opened" in found[name].found) == (name == "incidents")
 
 
 def test_a_job_without_schedule_that_never_ran_is_told_after_a_week(shop: str) -> None:
@@ -382,6 +394,56 @@ def test_a_receiver_that_nobody_knows_is_told(shop: str) -> None:
 
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+
+def test_a_right_that_a_role_lacks_on_a_jobs_table_is_what_it_is_told_to_grant(shop: str, stranger: str) -> None:
+    role = db.parse_url(stranger)["user"]
+    jobs.execute(shop, WORKER.format(role=role))
+    jobs.execute(shop, f"grant select on all tables in schema gaffer to {role}")
+    jobs.execute(shop, "create schema other; create table other.queue (id int primary key, done_at timestamptz)")
+    jobs.execute(shop, "create index on other.queue (id) where done_at is null")
+    due = PendingRows("other.queue", "id", pending="done_at is null", done="done_at = now()")
+    with protocol.session(shop) as connection:
+        register_all(connection, [Definition(JobSpec("claim", due), None)])
+    found = not_well(stranger)
+    assert set(found) == {"claim", "copy_rows"}, found
+    assert found["copy_rows"].cure == f"grant select on public.source to {role};"
+    assert (found["claim"].cure or "").startswith(f"grant usage on schema other to {role}; grant select, update on")
+    for each in found.values():
+        paste(shop, each.cure)
+    assert not_well(stranger) == {}
+
+
+def test_a_search_path_that_hides_a_jobs_table_is_wrong_and_is_its_cure(shop: str) -> None:
+    jobs.execute(shop, HERE.format("set search_path = gaffer"))
+    found = not_well(shop)
+    assert set(found) == {"search path", "copy_rows"}, found
+    assert {check.mark for check in found.values()} == {Mark.WRONG}
+    assert found["search path"].cure == found["copy_rows"].cure
+    paste(shop, found["copy_rows"].cure)
+    assert not_well(shop) == {}
+
+
+@pytest.mark.parametrize(
+    ("due", "said"),
+    [
+        (NewRows("source", "id", where="amont > 3"), 'column "amont" does not exist'),
+        (NewRows("source", "id", cursor="at", settle="1h", where="value +"), "syntax error"),
+        (PendingRows("source", "id", pending="amont > 3", done="value = ''"), 'column "amont" does not exist'),
+        (PendingRows("source", "id", pending="value = 'x'", done="valeu = ''"), 'column "valeu"'),
+    ],
+)
+def test_a_condition_that_cannot_be_used_is_told_before_a_run_meets_it(
+    shop: str, due: NewRows | PendingRows, said: str
+) -> None:
+    jobs.execute(shop, "alter table source add column at timestamptz not null default now()")
+    with protocol.session(shop) as connection:
+        register_all(connection, [Definition(JobSpec("picky", due), None)])
+    found = not_well(shop)
+    assert set(found) == {"picky"}, found
+    assert (found["picky"].mark, said in found["picky"].found) == (Mark.WRONG, True), found
+    assert found["picky"].cure == "mend it"
+
+
 INDEX = "(select indexrelid::regclass::text from pg_index where indrelid = 'source'::regclass and not indisprimary)"
 TABLES = [
     ("alter table source disable trigger gaffer_stamp_xid", Mark.WRONG, "the trigger that keeps it"),
@@ -407,7 +469,7 @@ def test_a_table_that_lacks_something_is_told_and_prepared_by_its_cure(
         assert gaffer(shop, tmp_path, *shlex.split(cure)[1:]).returncode == 0
         assert not_well(shop) == {}
     else:
-        assert cure in (None, "gaffer watermark adopt --dry-run")
+        assert cure in ("qualify it, or create it", "gaffer watermark adopt --dry-run")
 
 
 def test_a_pending_table_without_its_index_is_told_and_prepared_by_its_cure(shop: str, tmp_path: Path) -> None:
@@ -492,6 +554,9 @@ def test_receivers_are_reached_and_sent_nothing(tmp_path: Path) -> None:
             "GAFFER_RECEIVER_NAMELESS": "https://canary.invalid/canary",
             "GAFFER_RECEIVER_EMPTY": "",
             "GAFFER_RECEIVER_BROKEN": "canary",
+            "GAFFER_RECEIVER_UNKNOWN": "nosuchscheme://canary",
+            "GAFFER_RECEIVER_HARSH": "https://canary.invalid/canary",
+            "GAFFER_RECEIVER_HARSH_SEVERITY": "garbage",
             "GAFFER_RECEIVER_MAIL": "mailto://somebody:canary@example.org",
             "GAFFER_HEARTBEAT_URL": f"{plain.url}/canary",
             "GAFFER_HEARTBEAT_URL_PRIVATE": "1",
@@ -510,6 +575,8 @@ def test_receivers_are_reached_and_sent_nothing(tmp_path: Path) -> None:
         "nameless": (Mark.WRONG, "its name cannot be resolved"),
         "empty": (Mark.WRONG, "GAFFER_RECEIVER_EMPTY is empty, or not set"),
         "broken": (Mark.WRONG, "GAFFER_RECEIVER_BROKEN: no URL (not shown, it may hold a secret)"),
+        "unknown": (Mark.WRONG, "Apprise cannot read the URL in GAFFER_RECEIVER_UNKNOWN"),
+        "harsh": (Mark.WRONG, "GAFFER_RECEIVER_HARSH_SEVERITY='garbage' is no severity"),
         "mail": (Mark.SKIPPED, "a URL of Apprise's, which cannot be asked without sending"),
         "GAFFER_HEARTBEAT_URL": (Mark.OK, "answers (nothing was sent)"),
         "NIGHTLY_URL": (Mark.WRONG, "NIGHTLY_URL: what is sent would go in clear"),

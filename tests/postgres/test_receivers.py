@@ -380,7 +380,7 @@ def test_no_mention_and_no_link_comes_of_somebodys_text(
     monkeypatch.setattr(getattr(found, f"Notify{module.capitalize()}"), attribute, server.url)
     message = hostile()
     server.body = b"ok"  # Slack wants to read that
-    assert receivers.notify(url, message.title, message.text, "failure") == 0
+    assert receivers.notify(url, {"title": message.title, "body": message.text, "notify_type": "failure"}) == 0
     (sent,) = server.messages
     said = " ".join(_texts({name: each for name, each in sent.items() if name not in ("avatar_url", "icon_url")}))
     assert "nightly" in said
@@ -395,7 +395,7 @@ def test_a_jobs_name_is_no_markup(server: HttpReceiver, monkeypatch: pytest.Monk
     monkeypatch.setattr(logging.getLogger("apprise"), "handlers", [])
     monkeypatch.setattr(plugin.NotifyDiscord, "notify_url", server.url)
     url = "discord://4174216298/JHMHI8qBe7bk2ZwO5U711o3dV_js?format=markdown"
-    assert receivers.notify(url, "title", "copy_rows_daily is late", "failure") == 0
+    assert receivers.notify(url, {"title": "title", "body": "copy_rows_daily is late", "notify_type": "failure"}) == 0
     assert r"copy\_rows\_daily" in " ".join(_texts(server.messages))
 
 
