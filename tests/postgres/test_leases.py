@@ -626,3 +626,16 @@ def test_the_observer_sees_the_stations_in_order(url: str) -> None:
     batch = [Station.DUE, Station.APPLIED, Station.COMMITTED]
     assert seen == [Station.LEASED, *batch, *batch, Station.ENDED, Station.REPORTED]
     assert set(seen) == set(Station)
+
+
+def test_a_run_knows_whom_it_found_dead_and_nobody_else_does(url: str, job: Any) -> None:
+    """For the summary on the asset's page."""
+    with session(url) as connection:
+        dead = acquire(connection, job).lease
+        expire(url)
+        heir = acquire(connection, job).lease
+        found = runs.found_dead_by(connection, runs.get(connection, heir.run_id))
+        assert [(each.id, each.outcome, each.fence) for each in found] == [(dead.run_id, Outcome.ABANDONED, dead.fence)]
+        end(connection, heir)
+        next_one = acquire(connection, job).lease
+        assert runs.found_dead_by(connection, runs.get(connection, next_one.run_id)) == []
