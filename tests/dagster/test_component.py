@@ -258,7 +258,7 @@ def test_templates_are_filled_in_and_other_text_stays_text(monkeypatch: pytest.M
         ({"bounds": {"timeout": "20 minutes"}}, "attributes.bounds.timeout: .*'20 minutes' is no duration; write"),
         ({"bounds": {"batches": 0}}, "attributes.bounds.batches: .*batches=0 must be"),
         ({"alerts": {"receivers": ["On Call"]}}, "attributes.alerts.receivers: .*'On Call' is no name; use"),
-        ({"exclusion": "lock"}, "attributes.exclusion: .*exclusion='lock' is not offered; use"),
+        ({"exclusion": "lock"}, "exclusion\n  Input should be 'fence' or 'advisory'"),
         ({"max_late": "soon"}, "attributes.max_late: .*'soon' is no duration"),
         ({"name": "Copied"}, "attributes: job name 'Copied': use a-z"),
         ({"sql": "drop table source"}, "attributes.sql: sql= begins with 'drop'; write one insert"),
