@@ -99,9 +99,11 @@ def find_jobs(module: ModuleType) -> dict[str, Runnable]:
 
 def values_in(module: ModuleType) -> Iterator[Any]:
     """What a module has under a name, and in the collections and definitions that it has under one."""
-    for value in list(vars(module).values()):
-        if isinstance(value, LazyDefinitions):  # as `@dg.definitions` makes, which stands in each project of dg
-            value = cast("dg.Definitions", value())
+    for found in list(vars(module).values()):
+        value: Any = found
+        # As `@dg.definitions` makes, which stands in each project of dg; one that wants a context has none here.
+        if isinstance(found, LazyDefinitions) and not found.has_context_arg:
+            value = cast("dg.Definitions", found())
         yield value
         if isinstance(value, dg.Definitions):
             yield from value.assets or []

@@ -313,18 +313,20 @@ def test_an_asset_of_sql_is_materialized(source: str, monkeypatch: pytest.Monkey
     asset = gd.gaffer_asset(due=ROWS, sql=COPY, name="copied", key_prefix="lake", description="Copies.")
     assert isinstance(asset, dg.AssetsDefinition)
     assert asset.key == dg.AssetKey(["lake", "copied"])
-    assert asset.descriptions_by_key[asset.key] == "Copies."
+    assert asset.descriptions_by_key[asset.key].startswith("Copies.\n\n- **Wakes:** ")
     done = dg.materialize([asset], resources={"gaffer": gd.GafferResource(dsn=source)})
     (event,) = done.asset_materializations_for_node(asset.op.name)
     assert event.metadata["gaffer/items"].value == 25
     assert copied(source) == list(range(1, 26))
     plain = gd.gaffer_asset(due=ROWS, sql=COPY, name="plain")
-    assert plain.descriptions_by_key.get(plain.key) is None
+    assert plain.descriptions_by_key[plain.key].startswith("- **Wakes:** ")
 
 
 def test_the_example_of_the_documents_makes_a_row_for_each_day(url: str, clock: Clock) -> None:
-    (code,) = re.findall(r"```python\n(daily_totals.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    space: dict[str, Any] = {"gd": gd}
+    (code,) = re.findall(
+        r"```python\n(import gaffer_dagster as gd\n\ndaily_totals.*?)```", DOCUMENT.read_text(), re.DOTALL
+    )
+    space: dict[str, Any] = {}
     exec(code, space)
     found = job_of(space["daily_totals"])
     jobs.execute(url, "create table orders (paid_at timestamptz, amount numeric)")

@@ -24,7 +24,7 @@ from gaffer_dagster.domain.notice import Event, Notice, write
 from gaffer_dagster.domain.run import RunRecord
 from gaffer_dagster.engine import watch
 from gaffer_dagster.store import alerts, db, horizon, new_rows
-from gaffer_dagster.testing import Clock, scratch_database
+from gaffer_dagster.testing import Clock, Databases
 from tests.postgres.test_migrations import WORKER
 from tests.support import jobs, variants
 from tests.support.ticking import invoke
@@ -46,28 +46,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def template(server: str) -> Iterator[str]:
-    """The name of a job's database in which everything was read."""
-    with scratch_database(server) as made:
-        jobs.make_source(made, 1)
-        jobs.run(jobs.spec(), made)
-        yield str(db.parse_url(made)["dbname"])
+def databases(server: str) -> Iterator[Databases]:
+    with Databases(server) as made:
+        yield made
 
 
 @pytest.fixture
-def url(server: str, template: str) -> Iterator[str]:
-    """A copy of that."""
-    name = f"gaffer_stall_{uuid4().hex[:12]}"
-    with jobs.connect(server) as connection:
-        connection.execute(
-            sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
-        )
-    yield db.with_database(server, name)
-    for gid, database in jobs.query(server, "select gid, database from pg_prepared_xacts"):
-        with jobs.connect(db.with_database(server, database)) as connection:
-            connection.execute(sql.SQL("rollback prepared {}").format(gid))
-    with jobs.connect(server) as connection:
-        connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+def url(server: str, databases: Databases) -> Iterator[str]:
+    """A job's database in which everything was read."""
+    with databases.scratch() as made:
+        jobs.make_source(made, 1)
+        jobs.run(jobs.spec(), made)
+        yield made
+        for gid, database in jobs.query(server, "select gid, database from pg_prepared_xacts"):
+            with jobs.connect(db.with_database(server, database)) as connection:
+                connection.execute(sql.SQL("rollback prepared {}").format(gid))
 
 
 @contextmanager
@@ -369,8 +362,7 @@ def test_status_says_who_and_what_to_do(url: str) -> None:
         assert found["held_by"] == {
             "who": record.held_by.who, "xid": record.held_by.xid, "cure": record.held_by.cure,
         }  # fmt: skip
-        line = shown.splitlines()[-1]
-        assert line.startswith("copy_rows: since 20")
+        (line,) = [each for each in shown.splitlines() if each.startswith("copy_rows: since 20")]
         assert f"something waits for {record.held_by.who}; seen to stand since 20" in line
         assert line.endswith(f"Nothing is lost, and it waits until that is over. To end it: {record.held_by.cure}")
         told = json.loads(invoke(url, "runs", "--json").stdout.splitlines()[0])
