@@ -32,45 +32,47 @@ _OVER = (Station.ENDED, Station.REPORTED)
 
 
 @dataclass(frozen=True)
-class Kill:
-    """kill -9 of a run that stands at this station (or its value, such as `"applied"`; another raises `BadInputError`).
-    The next one comes when its lease is over."""
-
+class _AtStation:
     at: Station | str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "at", station_of(self.at))
+        object.__setattr__(self, "at", self.station)
+
+    @property
+    def station(self) -> Station:
+        return station_of(self.at)
+
+
+@dataclass(frozen=True)
+class Kill(_AtStation):
+    """kill -9 of a run that stands at this station (or its value, such as `"applied"`; another raises `BadInputError`).
+    The next one comes when its lease is over."""
 
     def __str__(self) -> str:
         return f"kill at {self.at}"
 
     def __call__(self, bench: Bench) -> None:
-        bench.start_and_reach(station_of(self.at)).kill()
+        bench.start_and_reach(self.station).kill()
         bench.pass_the_lease()
 
 
 @dataclass(frozen=True)
-class Pause:
+class Pause(_AtStation):
     """A run that is stopped (SIGSTOP) at this station past its lease, until another has taken over; then it goes on,
     and must commit nothing."""
-
-    at: Station | str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "at", station_of(self.at))
 
     def __str__(self) -> str:
         return f"pause at {self.at}"
 
     def __call__(self, bench: Bench) -> None:
-        first = bench.start_and_reach(station_of(self.at))
+        first = bench.start_and_reach(self.station)
         first.pause()
         bench.pass_the_lease()
         second = bench.start_and_reach(Station.LEASED)
         first.resume()
         first.go()
         ending = first.ends()
-        if ending.error is None and self.at not in _OVER:
+        if ending.error is None and self.station not in _OVER:
             raise AssertionError(f"the run that was paused heard nothing of the one that took over: {ending}")
         second.go()
         second.ends()

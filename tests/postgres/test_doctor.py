@@ -36,17 +36,14 @@ from tests.postgres.test_migrations import WORKER
 from tests.support import jobs, protocol
 from tests.support.pgbouncer import pooled
 from tests.support.receivers import HttpReceiver, certificate
+from tests.support.servers import server_with
 
 
 @pytest.fixture(scope="module")
 def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server whose settings are ours, as it would be in earnest: with fsync, and prepared transactions."""
-    folder = tmp_path_factory.mktemp("doctor")
-    url = local.start(folder)
-    jobs.execute(url, "alter system set max_prepared_transactions = 5")
-    local.stop(folder)
-    yield local.start(folder)
-    local.stop(folder)
+    with server_with(tmp_path_factory.mktemp("doctor"), "max_prepared_transactions = 5") as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ import psycopg
 import pytest
 from psycopg import conninfo, sql
 
-from gaffer_dagster import local
 from gaffer_dagster.adapter import metadata
 from gaffer_dagster.domain.due import EachInterval, NewRows
 from gaffer_dagster.domain.held import HeldBy
@@ -27,6 +26,7 @@ from gaffer_dagster.store import alerts, db, horizon, new_rows
 from gaffer_dagster.testing import Clock, Databases
 from tests.postgres.test_migrations import WORKER
 from tests.support import jobs, variants
+from tests.support.servers import server_with
 from tests.support.ticking import invoke
 
 HOUR = timedelta(hours=1)
@@ -37,12 +37,9 @@ Session = psycopg.Connection[tuple[Any, ...]]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server that takes prepared transactions and logical replication slots, whose horizon is nobody else's."""
-    folder = tmp_path_factory.mktemp("postgres")
-    jobs.execute(local.start(folder, fsync=False), "alter system set max_prepared_transactions = 5")
-    jobs.execute(local.start(folder, fsync=False), "alter system set wal_level = logical")
-    local.stop(folder)
-    yield local.start(folder, fsync=False)
-    local.stop(folder)
+    settings = ("max_prepared_transactions = 5", "wal_level = logical")
+    with server_with(tmp_path_factory.mktemp("postgres"), *settings, fsync=False) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
