@@ -16,7 +16,7 @@ from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.errors import BadSpecError, DeadlinePassedError
 from gaffer_dagster.store import db
-from tests.support import jobs, protocol
+from tests.support import jobs, protocol, variants
 from tests.support.protocol import Actor, acquire, begin, commit, session, until
 
 
@@ -151,25 +151,38 @@ def test_nothing_is_committed_after_the_deadline_whatever_the_function_does(url:
     assert jobs.run(jobs.spec(), url).items == 1
 
 
-def test_the_database_refuses_a_commit_after_the_deadline_by_itself(url: str) -> None:
+def commit_at_the_deadline(url: str, past: str) -> int:
+    """How many effects are there after a batch that commits at a run's deadline, which is moved by `past`."""
     job = jobs.spec()
-    jobs.execute(url, "create table effects (n int)")
     with session(url) as connection:
         protocol.register(connection, job)
         held = acquire(connection, job)
-        for past, refused in (("- interval '1 microsecond'", True), ("", False)):
-            jobs.execute(url, f"update gaffer.job_runs set deadline_at = '2027-03-01 12:00Z'::timestamptz {past}")
-            protocol.freeze(url, datetime(2027, 3, 1, 12, tzinfo=timezone.utc))
-            batch = begin(connection)
-            connection.execute("insert into effects values (1)")
-            if refused:
-                with pytest.raises(DeadlinePassedError, match='job "copy_rows" is past its deadline of 2027-03-01'):
-                    commit(connection, held.lease, batch, since=None, until={"n": "1"})
-                db.roll_back(connection)
-                assert jobs.query(url, "select count(*) from effects") == [(0,)]
-            else:
-                commit(connection, held.lease, batch, since=None, until={"n": "1"})
-        assert jobs.query(url, "select count(*) from effects") == [(1,)]
+        jobs.execute(url, f"update gaffer.job_runs set deadline_at = '2027-03-01 12:00Z'::timestamptz {past}")
+        protocol.freeze(url, datetime(2027, 3, 1, 12, tzinfo=timezone.utc))
+        batch = begin(connection)
+        connection.execute("insert into effects values (1)")
+        try:
+            commit(connection, held.lease, batch, since=None, until={"n": "1"})
+        except DeadlinePassedError as refusal:
+            assert 'job "copy_rows" is past its deadline of 2027-03-01' in str(refusal)
+            db.roll_back(connection)
+    return jobs.query(url, "select count(*) from effects")[0][0]
+
+
+def test_the_database_refuses_a_commit_after_the_deadline_by_itself(url: str) -> None:
+    jobs.execute(url, "create table effects (n int)")
+    assert commit_at_the_deadline(url, "- interval '1 microsecond'") == 0
+
+
+def test_a_commit_at_the_deadline_is_in_time(url: str) -> None:
+    jobs.execute(url, "create table effects (n int)")
+    assert commit_at_the_deadline(url, "") == 1
+
+
+def test_a_database_that_does_not_look_at_the_deadline_would_be_caught(url: str) -> None:
+    jobs.execute(url, "create table effects (n int)")
+    variants.replace(url, "commit_batch", {"if v_now > v_deadline then": "if false then"})
+    assert commit_at_the_deadline(url, "- interval '1 microsecond'") == 1
 
 
 def test_a_batch_that_is_silent_for_too_long_is_ended_by_the_server(url: str) -> None:
