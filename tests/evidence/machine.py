@@ -21,6 +21,7 @@ import logging
 import random
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ from hypothesis.stateful import (
 )
 from psycopg.types.json import Jsonb
 
+from gaffer_dagster.adapter.resource import GafferResource
 from gaffer_dagster.cli import main as command
 from gaffer_dagster.domain.bounds import Bounds
 from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows
@@ -56,7 +58,7 @@ from gaffer_dagster.engine import run as engine_run
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.keeper import Keeper, Stop
 from gaffer_dagster.engine.registry import Definition, registration_of
-from gaffer_dagster.engine.run import Run, open_run
+from gaffer_dagster.engine.run import Run
 from gaffer_dagster.store import batches, db, migrate
 from gaffer_dagster.store import jobs as job_table
 from gaffer_dagster.testing import Databases
@@ -174,6 +176,7 @@ class Holder:
     """A run that was granted, as its process knows it."""
 
     number: int
+    name: str
     kind: Kind
     row: int
     lease: int
@@ -255,7 +258,8 @@ class Model:
     # ── who holds it ──
 
     def is_current(self, holder: Holder) -> bool:
-        return (self.tables.lease, self.tables.fence) == (holder.lease, holder.fence)
+        tables = self.tables
+        return (tables.name, tables.lease, tables.fence) == (holder.name, holder.lease, holder.fence)
 
     def is_at_work(self) -> bool:
         return self.tables.lease is not None and self.tables.lease_until > self.now
@@ -323,6 +327,7 @@ class Model:
         reached = [at for at in (tables.covered_until, tables.skipped_until) if at is not None]
         holder = Holder(
             number=tables.lease,
+            name=tables.name,
             kind=kind,
             row=next_id,
             lease=tables.lease,
@@ -736,13 +741,14 @@ class World:
     """A database for all examples. Each has a job of its own; its rows are removed after it."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url, self.resource = url, GafferResource(dsn=url)
         self._files = mock.patch.object(migrate, "migrations", lru_cache(migrate.migrations))
         self._files.start()  # each connection compares all of them
         if not jobs.query(url, "select from pg_class where relname = 'source'"):
             self._make(url)
         self.control = jobs.connect(url)
         self.examples = 0
+        self.answers: Counter[str] = Counter()
 
     @staticmethod
     def _make(url: str) -> None:
@@ -931,6 +937,7 @@ class Machine(RuleBasedStateMachine):
         told = model()
         self._same(told, answer)
         self._same(self.model.now, after)
+        self.world.answers[" ".join(answer[1]) if answer[0] == "raised" else answer[answer[0] == "outcome"]] += 1
         return answer
 
     @property
@@ -981,15 +988,14 @@ class Machine(RuleBasedStateMachine):
         redo: datetime | None = None,
     ) -> Opened | None:
         number = self.world.next_run()
-        context = open_run(
+        # What Dagster's context would say.
+        given = {"trigger": trigger, "worker_clock": self._now}
+        given |= {} if ahead is None else {"tick": self._now() + ahead}
+        context = self.world.resource.run(
             self._spec(),
-            self.world.url,
-            log=jobs.LOG,
-            trigger=trigger,
-            tick=None if ahead is None else self._now() + ahead,
             despite_pause=despite_pause,
             redo=redo,
-            worker_clock=self._now,
+            **given,
         )
         made: list[Run] = []
 
@@ -1441,6 +1447,7 @@ def live(url: str, number: int, examples: int, steps: int, *, shrinks: bool = Tr
         )
     finally:
         world.close()
+    print(f"{world.examples} examples, in which runs answered: {dict(world.answers.most_common())}")
     return world.examples
 
 
@@ -1458,7 +1465,7 @@ def main() -> None:
         Databases(at) as made,
         made.scratch() as url,
     ):
-        print(f"{live(url, given.seed, given.examples, given.steps)} examples, all as the model says")
+        live(url, given.seed, given.examples, given.steps)
 
 
 if __name__ == "__main__":
