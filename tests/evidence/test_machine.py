@@ -40,6 +40,10 @@ def one(what: str, who: int = 0) -> Step:
     return lambda m: m.one(what, who)
 
 
+def harm(what: str, who: int = 0) -> Step:
+    return lambda m: m.harm(what, who)
+
+
 def go_on(who: int = 0, cut: str | None = None) -> Step:
     return lambda m: m.go_on(who, cut)
 
@@ -63,7 +67,7 @@ _TAKEN_OVER = [rows(3), wake(), go_on(), passes(_PAST), wake(), go_on(1)]
 _RESTORED = [rows(3), operate("keep a copy"), wake(), go_on(), operate("put the copy back"), wake(), go_on(1)]
 """The first run has the lease that was lost with the newest commits, the second one of the same number."""
 _MET = [wake(), wake(), one("finish")]
-_FAILS = [wake(), one("fail")]
+_FAILS = [wake(), harm("fail")]
 
 STORIES: dict[str, tuple[Sequence[Step], Mapping[str, Any]]] = {
     "taken over": ([*_TAKEN_OVER, go_on(), go_on()], {}),
@@ -85,7 +89,7 @@ STORIES: dict[str, tuple[Sequence[Step], Mapping[str, Any]]] = {
         [rows(1, "slowly"), rows(1), wake(), one("finish"), rows(1, "commit"), wake(), one("finish")],
         {},
     ),
-    "dead": ([rows(1), wake(), go_on(), one("renew"), one("crash"), wake(), one("finish")], {}),
+    "dead": ([rows(1), wake(), go_on(), one("renew"), harm("crash"), wake(), one("finish")], {}),
     "late": ([passes(HOUR), passes(16 * MINUTE), wake(), wake("manual"), one("finish")], {"max_late": 10 * MINUTE}),
     "paused": ([operate("pause"), passes(HOUR), wake(), operate("resume"), wake(), one("finish")], {}),
 }  # fmt: skip
