@@ -1,8 +1,8 @@
 """The public API in any order of calls against a pure model (machine.py), in its short form; and what it would catch.
 
 GAFFER_MACHINE_SEED and GAFFER_MACHINE_SIZE set another seed, and how many examples. Broken products are caught in an
-example that is told here, as short as Hypothesis makes the one that it finds; the product passes the same example. Two
-are searched for.
+example that is told here, as short as Hypothesis makes the one that it finds; the product passes the same example. One
+is searched for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.evidence.machine import HOUR, MINUTE, SECOND, Machine
 from tests.support import variants
 
 SEED = int(os.environ.get("GAFFER_MACHINE_SEED", 1))
-SIZE = int(os.environ.get("GAFFER_MACHINE_SIZE", 80))
+SIZE = int(os.environ.get("GAFFER_MACHINE_SIZE", 50))
 STEPS = 25
 
 Step = Callable[[Machine], Any]
@@ -56,6 +56,7 @@ def operate(what: str) -> Step:
     return lambda m: m.operate(what)
 
 
+@pytest.mark.timeout(900)
 def test_whatever_is_called_in_whichever_order_the_tables_say_what_the_model_says(url: str) -> None:
     print(f"seed {SEED}, {SIZE} examples of at most {STEPS} steps")
     assert machine.live(url, SEED, SIZE, STEPS) >= SIZE
@@ -85,6 +86,7 @@ STORIES: dict[str, tuple[Sequence[Step], Mapping[str, Any]]] = {
     "renewed": ([wake(), passes(40 * SECOND), one("renew"), passes(40 * SECOND), wake()], {}),
     "capped": ([rows(5), wake(), one("finish"), wake(), one("finish")], {"batches": 1}),
     "cut after its COMMIT": ([rows(3), wake(), go_on(), go_on(cut="after"), one("finish")], {}),
+    "cut off": ([rows(3), wake(), harm("cut off"), harm("leave"), wake(), go_on(), harm("cut off"), one("finish")], {}),
     "a slow writer": (
         [rows(1, "slowly"), rows(1), wake(), one("finish"), rows(1, "commit"), wake(), one("finish")],
         {},
@@ -195,9 +197,9 @@ def test_in_these_stories_the_product_does_what_the_model_says(url: str, variant
         machine.told(url, steps, **job)
 
 
-@pytest.mark.parametrize("name", ["a success does not end the streak", "a tick that fails twice counts twice"])
-def test_it_is_found_without_being_told_where(url: str, name: str) -> None:
-    function, replaced, _ = BROKEN_SQL[name]
+@pytest.mark.timeout(900)
+def test_one_is_found_without_being_told_where(url: str) -> None:
+    function, replaced, _ = BROKEN_SQL["a success does not end the streak"]
     variants.replace(url, function, replaced)
     with pytest.raises(AssertionError, match="the product says"):
         machine.live(url, SEED, SIZE, STEPS, shrinks=False)
