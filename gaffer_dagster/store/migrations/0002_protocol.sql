@@ -702,11 +702,11 @@ begin
             raise exception 'run % of job "%" is not under this lease', p_run_id, p_job using errcode = 'GF006';
         end if;
         if v_run.outcome = 'running' and v_run.trigger <> 'redo' then
-            -- The lease was taken away by hand, and nobody has found this run dead yet.
-            perform gaffer.count_failure(p_job, v_run.tick, gaffer.clock());
-            perform gaffer.note_work(p_job, v_run.started_at, gaffer.clock());
-            perform gaffer.note_parked(p_job, v_run.parked, gaffer.clock());
-            perform gaffer.count_takeover(p_job, gaffer.clock());
+            -- The lease was taken away by hand, and nobody has found this run dead yet. (The job may have been renamed.)
+            perform gaffer.count_failure(v_run.job, v_run.tick, gaffer.clock());
+            perform gaffer.note_work(v_run.job, v_run.started_at, gaffer.clock());
+            perform gaffer.note_parked(v_run.job, v_run.parked, gaffer.clock());
+            perform gaffer.count_takeover(v_run.job, gaffer.clock());
         end if;
         if v_run.outcome in ('abandoned', 'running') then
             update gaffer.job_runs
