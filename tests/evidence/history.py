@@ -14,12 +14,14 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import dagster as dg
 from click.testing import CliRunner
+from psycopg import errors as pg
 
 from gaffer_dagster.adapter import checks, metadata
 from gaffer_dagster.adapter.resource import GafferResource
@@ -31,7 +33,8 @@ from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.registry import Definition, register_all
 from gaffer_dagster.engine.watch import Watcher, attend
-from gaffer_dagster.store import db, jobs as job_table, learnt, prune, runs
+from gaffer_dagster.store import db, horizon, learnt, prune, runs
+from gaffer_dagster.store import jobs as job_table
 from gaffer_dagster.store.operations import Operator
 from gaffer_dagster.testing import scratch_database
 from gaffer_dagster.testing.waits import backends, wait_until
@@ -65,15 +68,16 @@ _RUNS = """
                                  started_at, deadline_at, ended_at, outcome, batches, items, covered_until,
                                  ticks_covered, backlog, watermark_to)
     select job, case when job = 'queue' and n > %(old)s then n %% 3 when job = 'queue' then n %% 4 else 0 end,
-           case when worked then n end, case when worked then gen_random_uuid() end, 'host:1:x', gen_random_uuid()::text,
-           case when redone then 'redo' else 'schedule' end, case when redone then tstzrange(at, at + interval '1 hour') end,
+           case when worked then n end, case when worked then gen_random_uuid() end, 'host:1:x',
+           gen_random_uuid()::text, case when redone then 'redo' else 'schedule' end,
+           case when redone then tstzrange(at, at + interval '1 hour') end,
            date_trunc('hour', at), 'x', at, at + interval '5 minutes', at + interval '3 seconds',
            case when worked then (array['succeeded', 'succeeded', 'capped', 'failed'])[1 + n %% 4]
                 when n > %(old)s and job = 'resting' then 'paused' else 'busy' end,
            1, 10, case when worked and not redone and n %% 4 < 2 then at end, 1, 0,
            case when job = 'redone' and worked then jsonb_build_object('until', date_trunc('hour', at)) end
       from generate_series(1, %(rows)s) n,
-           lateral (select gaffer.clock() - (%(rows)s - n) * interval '1 minute' as at,
+           lateral (select %(now)s::timestamptz - (%(rows)s - n) * interval '1 minute' as at,
                            case when n <= %(old)s then (array['stopped', 'resting', 'queue', 'redone'])[1 + n / 4 %% 4]
                                 else (array['steady', 'steady', 'steady', 'steady', 'steady', 'steady', 'resting',
                                             'queue', 'queue', 'redone'])[1 + n %% 10] end as job) a,
@@ -84,26 +88,27 @@ _RUNS = """
 _OTHERS = (
     """
     insert into gaffer.operator_action (job, action, at, by, details)
-    select case when n % 2 = 0 then 'steady' end, (array['pause', 'resume', 'ack', 'mute', 'unmute'])[1 + n / 2 % 5],
-           gaffer.clock() - (%(rows)s / 10 - n) * interval '10 minutes', 'ann',
-           case when n % 2 = 0 then '{}' else jsonb_build_object('table', 'public.t' || n % 100) end
+    select case when n %% 2 = 0 then 'steady' end,
+           case when n <= %(old)s / 10 then (array['pause', 'resume'])[1 + n / 2 %% 2] else 'ack' end,
+           %(now)s::timestamptz - (%(rows)s / 10 - n) * interval '10 minutes', 'ann',
+           case when n %% 2 = 0 then '{}' else jsonb_build_object('table', 'public.t' || n %% 100) end
       from generate_series(1, %(rows)s / 10) n
     """,
     """
     insert into gaffer.job_spec (job, spec_hash, spec, first_seen_at, registered_at, since_at)
     select name, 'old' || n, spec, at, at, at
       from gaffer.job, generate_series(1, %(rows)s / 50) n,
-           lateral (select gaffer.clock() - (%(rows)s / 50 + 1 - n) * interval '50 minutes' as at) a
+           lateral (select %(now)s::timestamptz - (%(rows)s / 50 + 1 - n) * interval '50 minutes' as at) a
      where name = 'steady'
     """,
     """
     insert into gaffer.alert (job, kind, severity, since_at, opened_at, resolved_at, details)
-    select (array['steady', 'resting'])[1 + n % 2], 'failures', 'error', at, at, at, '{}'
+    select (array['steady', 'resting'])[1 + n %% 2], 'failures', 'error', at, at, at, '{}'
       from generate_series(1, %(rows)s / 20) n,
-           lateral (select gaffer.clock() - (%(rows)s / 20 + 200 - n) * interval '20 minutes' as at) a
+           lateral (select %(now)s::timestamptz - (%(rows)s / 20 + 200 - n) * interval '20 minutes' as at) a
     """,
     """
-    insert into gaffer.receiver values ('log', 'epoch', gaffer.clock()), ('hook', 'epoch', gaffer.clock())
+    insert into gaffer.receiver values ('log', 'epoch', %(now)s::timestamptz), ('hook', 'epoch', %(now)s::timestamptz)
     """,
     """
     insert into gaffer.alert_delivery (alert, notice, number, receiver, created_at, next_attempt_at, delivered_at)
@@ -111,15 +116,10 @@ _OTHERS = (
       from gaffer.alert a, gaffer.receiver r, unnest(array['opened', 'resolved']) notice
     """,
     """
-    insert into gaffer.job_item (job, key, attempts, next_attempt_at, first_failed_at, failed_at, error, dropped_at)
-    select 'queue', n, 5, at, at, at, 'boom', at
-      from generate_series(1, %(rows)s / 20) n, lateral (select gaffer.clock() - n * interval '1 minute' as at) a
-    """,
-    """
     insert into gaffer.watch_gap (since_at, until_at, watch)
     select at, at + interval '1 hour', 'check:host'
       from generate_series(1, %(rows)s / 100) n,
-           lateral (select gaffer.clock() - (%(rows)s / 100 + 100 - n) * interval '100 minutes' as at) a
+           lateral (select %(now)s::timestamptz - (%(rows)s / 100 + 100 - n) * interval '100 minutes' as at) a
     """,
 )
 
@@ -133,17 +133,18 @@ def fill(url: str, rows: int) -> float:
     jobs.execute(url, "create index on queue (id) where done_at is null")
     with db.connect(url, application_name="test") as connection:
         register_all(connection, [Definition(each, None) for each in JOBS])
-        given = {"rows": rows, "old": _FEW}
-        connection.execute(_RUNS, given)
-        for text in _OTHERS:
-            connection.execute(text.replace("% ", "%% "), given)
+        given = {"rows": rows, "old": _FEW, "now": horizon.now(connection)}
+        connection.execute("set session_replication_role = replica")  # each of them is of a job that there is
+        for text in (_RUNS, *_OTHERS):
+            connection.execute(text, given)
         connection.execute(
             """
             update gaffer.job
-               set first_seen_at = gaffer.clock() - %(rows)s * interval '1 minute', rules_at = 'epoch',
-                   covered_until = gaffer.clock() - interval '1 minute',
-                   paused_at = case when name = 'resting' then gaffer.clock() - (%(rows)s - %(old)s) * interval '1 minute' end,
-                   paused_by = case when name = 'resting' then 'ann' end
+               set first_seen_at = %(now)s::timestamptz - %(rows)s * interval '1 minute', rules_at = 'epoch',
+                   covered_until = %(now)s::timestamptz - interval '1 minute',
+                   paused_at = case name when 'resting'
+                                    then %(now)s::timestamptz - (%(rows)s - %(old)s) * interval '1 minute' end,
+                   paused_by = case name when 'resting' then 'ann' end
             """,
             given,
         )
@@ -168,8 +169,8 @@ def so_far(url: str) -> Read:
     (row,) = jobs.query(
         url,
         """
-        select sum(coalesce(heap_blks_read + heap_blks_hit, 0) + coalesce(idx_blks_read + idx_blks_hit, 0)
-                   + coalesce(toast_blks_read + toast_blks_hit, 0) + coalesce(tidx_blks_read + tidx_blks_hit, 0))::bigint,
+        select sum(heap_blks_read + heap_blks_hit + coalesce(idx_blks_read + idx_blks_hit, 0)
+                   + coalesce(toast_blks_read + toast_blks_hit + tidx_blks_read + tidx_blks_hit, 0))::bigint,
                sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint
           from pg_statio_all_tables join pg_stat_all_tables using (relid, schemaname, relname)
          where schemaname = 'gaffer'
@@ -209,10 +210,8 @@ def _steady(url: str) -> None:
 
 def _failing(url: str) -> None:
     jobs.add_rows(url, 5)
-    try:
+    with suppress(pg.DivisionByZero):
         jobs.run(STEADY, url, lambda batch: batch.execute("select 1/0"), trigger="schedule")
-    except Exception as error:
-        assert db.sqlstate(error) == "22012", error
 
 
 def _resting(url: str) -> None:
@@ -252,7 +251,7 @@ def _pass(url: str) -> None:
 
 def _changed(url: str) -> None:
     """A spec comes that nobody has seen."""
-    minute = random.randrange(1, 60)  # noqa: S311
+    minute = random.randrange(1, 60)
     spec = JobSpec(STEADY.name, STEADY.due, Schedule(f"{minute} * * * *"), _BOUNDS)
     with db.connect(url, application_name="test") as connection:
         register_all(connection, [Definition(each, None) for each in (spec, *JOBS[1:])])
@@ -260,7 +259,7 @@ def _changed(url: str) -> None:
 
 
 def _new(url: str) -> None:
-    spec = JobSpec(f"new{random.randrange(10**9)}", STEADY.due, _HOURLY, _BOUNDS)  # noqa: S311
+    spec = JobSpec(f"new{random.randrange(10**9)}", STEADY.due, _HOURLY, _BOUNDS)
     with db.connect(url, application_name="test") as connection:
         register_all(connection, [Definition(spec, None)])
         connection.execute("update gaffer.job set retired_at = gaffer.clock() where name = %s", [spec.name])
@@ -278,15 +277,16 @@ def _page(url: str) -> None:
 
 def _prune_few(url: str) -> None:
     """What is so old that only a few runs are."""
-    total = jobs.query(url, "select extract(epoch from gaffer.clock() - min(started_at)) from gaffer.job_runs")[0][0]
+    (total,) = jobs.query(
+        url, "select extract(epoch from gaffer.clock() - started_at) from gaffer.job_runs order by id limit 1"
+    )[0]
     with db.connect(url, application_name="test") as connection:
         before = prune.before(connection, timedelta(seconds=float(total)) - timedelta(minutes=_FEW))
         counted = prune.runs(connection, before)
         action = prune.begin(connection, before, ANN)
         for job in counted:
             assert sum(prune.remove_runs(connection, action, job, before)) == counted[job]
-        for _ in prune.remove_alerts(connection, action, before):
-            pass
+        assert sum(alerts for alerts, _ in prune.remove_alerts(connection, action, before))
 
 
 READERS: Mapping[str, Callable[[str], Any]] = {
@@ -315,8 +315,6 @@ READERS: Mapping[str, Callable[[str], Any]] = {
             "alerts list",
             "audit",
             "audit steady",
-            "audit stopped",
-            "audit t1",
             "ticks steady",
             "ticks stopped",
             "items list queue",
@@ -335,13 +333,8 @@ def grows(small: Read, large: Read) -> bool:
 
 
 def measured(url: str, readers: Mapping[str, Callable[[str], Any]] = READERS) -> dict[str, Read]:
-    """What each reads; on its second turn, since the first one reads the catalog, too, and may make what is missing."""
-    found: dict[str, Read] = {}
-    for name, act in readers.items():
-        if "prune" not in name:
-            act(url)
-        found[name] = count(url, act)
-    return found
+    """What each reads. What it writes is there for those after it."""
+    return {name: count(url, act) for name, act in readers.items()}
 
 
 def main() -> int:
@@ -354,13 +347,13 @@ def main() -> int:
         with scratch_database(given.url) as url:
             took = fill(url, rows)
             size = jobs.query(url, "select pg_size_pretty(pg_database_size(current_database()))")[0][0]
-            print(f"{rows:,} runs: {size}, filled in {took:.0f} s", flush=True)  # noqa: T201
+            print(f"{rows:,} runs: {size}, filled in {took:.0f} s", flush=True)
             found.append(measured(url))
     wrong = 0
     for name, small in found[0].items():
         large = found[1][name]
         wrong += grows(small, large)
-        print(  # noqa: T201
+        print(
             f"{'GROWS' if grows(small, large) else '     '} {name:40} buffers {small.buffers:8,} → {large.buffers:8,}"
             f"   rows {small.rows:8,} → {large.rows:8,}"
         )

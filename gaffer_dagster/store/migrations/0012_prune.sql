@@ -97,10 +97,9 @@ begin
     end if;
     last := v_runs[cardinality(v_runs)];
     update gaffer.job set pruned_until = greatest(pruned_until, v_until) where name = p_job;
-    with free as (
-        select id from gaffer.job_runs where id = any (v_runs) and outcome <> 'running' for update skip locked
-    )
-    delete from gaffer.job_runs where id in (select id from free);
+    v_runs := array(
+        select id from gaffer.job_runs where id = any (v_runs) and outcome <> 'running' for update skip locked);
+    delete from gaffer.job_runs where id = any (v_runs);
     get diagnostics removed = row_count;
     perform gaffer.note_pruned(p_action, 'runs', removed);
 end $$;
