@@ -6,30 +6,37 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import psycopg
 import pytest
 from click.testing import CliRunner, Result
+from psycopg import conninfo
 from psycopg import errors as pg
 
+import gaffer_dagster as gd
 from gaffer_dagster import local
 from gaffer_dagster.cli import main
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.steps import Station
-from gaffer_dagster.errors import GafferError, OutOfRoomError
+from gaffer_dagster.errors import DatabaseUnavailableError, GafferError, OutOfRoomError
 from gaffer_dagster.store import db, migrate
+from gaffer_dagster.store.doctor import WORKER_FUNCTIONS, WORKER_TABLES
 from tests.support import jobs
 from tests.support.faults import say, wait_until
+from tests.support.pgbouncer import pooled
 from tests.support.protocol import Actor
 from tests.support.servers import server_with
 
@@ -215,7 +222,7 @@ def test_a_run_that_cannot_be_counted_commits_nothing_and_is_followed_by_another
             disk.fill_with("update on gaffer.job_runs")
 
     with pytest.raises(OutOfRoomError, match="is full: make room there"):
-        jobs.run(SPEC, disk.url, observe=observe, lease=_lease(2))
+        jobs.run(SPEC, disk.url, observe=observe, lease=timedelta(seconds=2))
     assert done_once(disk.url, 0)
     assert jobs.query(disk.url, "select outcome from gaffer.job_runs where fence = 1") == [("running",)]
     disk.free_of("gaffer.job_runs")
@@ -278,7 +285,239 @@ def test_a_log_without_room_stops_the_server_and_loses_nothing(disk: Disk) -> No
     assert done_once(disk.url, 30)
 
 
-def _lease(seconds: float) -> Any:
-    from datetime import timedelta
+# ── out of connections ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    return timedelta(seconds=seconds)
+WORKER = f"""
+    grant usage on schema gaffer to {{0}};
+    grant execute on function {", ".join(f"gaffer.{name}" for name in WORKER_FUNCTIONS)} to {{0}};
+    grant select on {", ".join(f"gaffer.{name}" for name in WORKER_TABLES)} to {{0}};
+    grant select on source to {{0}}; grant insert, select on target to {{0}};
+"""
+
+
+@pytest.fixture(scope="module")
+def primary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """A server of their own for those who use it up."""
+    folder = tmp_path_factory.mktemp("primary") / "server"
+    with server_with(folder, "autovacuum = off", fsync=False) as url:
+        with db.connect(url, application_name="test") as connection:
+            migrate.migrate(connection)
+            connection.execute("create role worker login password 'secret'")
+        jobs.make_source(url)
+        jobs.execute(url, WORKER.format("worker"))
+        yield folder, url
+
+
+@pytest.fixture
+def worker(primary: tuple[Path, str]) -> Iterator[str]:
+    """A role without privileges, which limits apply to; thirty rows are due."""
+    url = primary[1]
+    jobs.execute(url, "truncate source, target")
+    jobs.add_rows(url, 30)
+    try:
+        yield db.with_parts(url, user="worker", password="secret")
+    finally:
+        jobs.execute(url, "alter role worker connection limit -1")
+        jobs.execute(url, "alter database gaffer connection limit -1")
+
+
+LEFT = "no connection is left: end idle ones, raise the limit"
+
+
+@pytest.fixture
+def defined(tmp_path: Path) -> str:
+    (tmp_path / "jobs.py").write_text(JOBS)
+    return str(tmp_path / "jobs.py")
+
+
+@pytest.mark.parametrize("limit", ["alter role worker connection limit 0", "alter database gaffer connection limit 0"])
+def test_a_limit_is_named_and_nothing_is_begun(
+    primary: tuple[Path, str], worker: str, limit: str, defined: str
+) -> None:
+    before = jobs.query(primary[1], "select count(*) from gaffer.job_runs")
+    jobs.execute(primary[1], limit)
+    with pytest.raises(DatabaseUnavailableError, match=LEFT):
+        jobs.run(SPEC, worker)
+    for words, code in ((["run", "copy_rows", "-f", defined], 75), (["status"], 75), (["check"], 2), (["doctor"], 75)):
+        done = gaffer(worker, *words)
+        assert (done.exit_code, LEFT in " ".join(done.output.split())) == (code, True), done.output
+    assert jobs.query(primary[1], "select count(*) from gaffer.job_runs") == before
+    jobs.execute(primary[1], limit.replace(" 0", " -1"))
+    assert jobs.run(SPEC, worker).items == 30
+    assert done_once(primary[1], 30)
+
+
+def test_all_connections_of_the_server_are_used_and_one_is_lost_in_the_middle_of_a_run(
+    primary: tuple[Path, str], worker: str
+) -> None:
+    """The run asks again, and goes on under the same fence once somebody has let one go."""
+    url = primary[1]
+    idle = ExitStack()
+
+    def work(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        if batch.number == 2 and not idle_until.is_set():
+            idle_until.set()
+            with jobs.connect(url) as connection:
+                with suppress(psycopg.OperationalError):
+                    while True:
+                        idle.enter_context(psycopg.connect(worker))
+                with pytest.raises(DatabaseUnavailableError, match=LEFT):
+                    db.connect(worker, application_name="test")
+                connection.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'gaffer:copy_rows'"
+                )
+                # Whoever comes first takes the place that was just let go.
+                with suppress(psycopg.OperationalError):
+                    while True:
+                        idle.enter_context(psycopg.connect(worker))
+            threading.Timer(0.7, idle.close).start()
+
+    idle_until = threading.Event()
+    record = jobs.run(SPEC, worker, work)
+    assert (record.outcome, record.items, record.batches) == (Outcome.SUCCEEDED, 30, 3)
+    assert done_once(url, 30)
+
+
+def test_a_run_goes_on_while_its_keeper_is_refused(
+    primary: tuple[Path, str], worker: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each batch renews the lease itself."""
+    jobs.execute(primary[1], "alter role worker connection limit 1")
+
+    def work(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        time.sleep(0.6)
+
+    assert jobs.run(SPEC, worker, work, lease=timedelta(seconds=1.5)).outcome is Outcome.SUCCEEDED
+    assert done_once(primary[1], 30)
+    assert "not renewed" in caplog.text
+    assert LEFT in caplog.text
+
+
+def test_a_failure_is_recorded_though_there_is_one_connection_only(primary: tuple[Path, str], worker: str) -> None:
+    jobs.execute(primary[1], "alter role worker connection limit 1")
+    with pytest.raises(pg.DivisionByZero):
+        jobs.run(SPEC, worker, lambda batch: batch.execute("select 1/0"))
+    assert last(primary[1])[:2] == ("failed", "22012")
+
+
+def test_a_pooler_without_room_is_named_and_its_one_connection_is_enough(
+    primary: tuple[Path, str], worker: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pooled(worker, size=1, max_client_conn=1) as url:
+        record = None
+
+        def runs() -> bool:
+            """A place is free a moment after it was let go."""
+            nonlocal record
+            with suppress(DatabaseUnavailableError):
+                record = jobs.run(SPEC, url, work, lease=timedelta(seconds=1.5))
+            return record is not None
+
+        def work(batch: Batch) -> None:
+            jobs.copy_rows(batch)
+            with pytest.raises(DatabaseUnavailableError, match=LEFT):
+                db.connect(url, application_name="test")
+            time.sleep(0.6)
+
+        wait_until(runs, "the pooler lets the run in")
+    assert done_once(primary[1], 30)
+    assert "not renewed" in caplog.text
+
+
+# ── a standby ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def standby(primary: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A hot standby of that server, which follows it."""
+    folder, url = primary
+    jobs.run(SPEC, url)
+    copy = tmp_path_factory.mktemp("standby") / "server"
+    local._make_home(copy, lasting=False)
+    source, target = (Path(os.path.realpath(each / "gaffer-postgres")) for each in (folder, copy))
+    with jobs.connect(url) as connection:
+        connection.execute("select pg_backup_start('standby', true)")
+        subprocess.run(["cp", "-a", str(source / "cluster"), str(target / "cluster")], check=True)
+        (label,) = connection.execute("select labelfile from pg_backup_stop(false)").fetchone()  # type: ignore[misc]
+    data = target / "cluster" / "data"
+    (data / "postmaster.pid").unlink(missing_ok=True)
+    (data / "backup_label").write_text(label)
+    (data / "standby.signal").touch()
+    with open(data / "postgresql.auto.conf", "a") as settings:
+        quoted = conninfo.make_conninfo(**db.parse_url(url)).replace("'", "''")
+        settings.write(f"primary_conninfo = '{quoted}'\n")
+    account = data.stat()
+    for name in ("backup_label", "standby.signal"):
+        os.chown(data / name, account.st_uid, account.st_gid)
+    try:
+        yield local.start(copy, fsync=False)
+    finally:
+        local.stop(copy)
+
+
+READ_ONLY = "is read-only: a standby, .* is on; name the primary .target_session_attrs=read-write."
+
+
+def test_a_standby_is_named_by_whoever_wants_to_write_and_read_by_whoever_looks(
+    standby: str, primary: tuple[Path, str], defined: str
+) -> None:
+    assert jobs.query(standby, "select pg_is_in_recovery()") == [(True,)]
+    with pytest.raises(GafferError, match=READ_ONLY):
+        jobs.run(SPEC, standby)
+    for words, code in (
+        (["run", "copy_rows", "-f", defined], 1),
+        (["check", "--notify"], 2),
+        (["pause", "copy_rows"], 1),
+        (["register", "-f", defined], 1),
+        (["prune", "--yes", "--older-than", "1d"], 1),
+        (["retire", "copy_rows", "--yes"], 1),
+        (["rename", "copy_rows", "other", "--yes"], 1),
+        (["watermark", "set", "copy_rows", "beginning", "--yes"], 1),
+        (["prepare", "source", "--key", "id", "--apply"], 1),
+        (["alerts", "ack", "1"], 1),
+    ):
+        done = gaffer(standby, *words)
+        said = " ".join(done.output.split())
+        if words[0] in ("prune", "prepare") and done.exit_code == 0:
+            continue  # there is nothing to do
+        assert (done.exit_code, re.search(READ_ONLY, said) is not None) == (code, True), (words, done.output)
+    for words in ("status", "runs", "runs copy_rows", "check", "ticks copy_rows", "metrics", "alerts list", "audit"):
+        done = gaffer(standby, *words.split())
+        assert (done.exit_code in (0, 1), done.stderr) == (True, ""), (words, done.output)
+    done = gaffer(standby, "doctor", "--json")
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert "standby" in next(each for each in told if each["name"] == "writable")["found"]
+    assert done.exit_code == 1
+
+
+def test_the_sensor_says_that_it_looks_at_a_standby(standby: str) -> None:
+    asset = gd.gaffer_asset(name="copy_rows", due=SPEC.due, schedule=gd.Schedule("0 * * * *"), sql="select from due")
+    defs = gd.build_definitions(asset, resource=gd.GafferResource(dsn=standby))
+    sensor = defs.get_sensor_def("gaffer_watch")
+    with dg.DagsterInstance.ephemeral() as instance, pytest.raises(GafferError, match=READ_ONLY):
+        sensor(dg.build_sensor_context(instance, definitions=defs))
+
+
+def test_a_url_that_names_both_finds_the_one_that_can_be_written(standby: str, primary: tuple[Path, str]) -> None:
+    there = [db.parse_url(each) for each in (standby, primary[1])]
+    both = db.with_parts(
+        primary[1], host=",".join(each["host"] for each in there), port="5432,5432", target_session_attrs="read-write"
+    )
+    jobs.execute(primary[1], "truncate source, target")
+    jobs.add_rows(primary[1], 30)
+    assert jobs.run(SPEC, both).items == 30
+    only = db.with_parts(standby, target_session_attrs="read-write")
+    with pytest.raises(DatabaseUnavailableError, match="no server that the URL names can be written"):
+        jobs.run(SPEC, only)
+
+
+def test_a_standby_that_is_promoted_is_worked_on_by_the_next_run(standby: str, primary: tuple[Path, str]) -> None:
+    """Last of those who use it. What had been copied is not done again."""
+    rows = jobs.query(primary[1], "select count(*) from target")[0][0]
+    wait_until(lambda: jobs.query(standby, "select count(*) from target") == [(rows,)], "it has followed")
+    jobs.query(standby, "select pg_promote()")
+    jobs.add_rows(standby, 5)
+    assert jobs.run(SPEC, standby).items == 5
+    assert done_once(standby, rows + 5)
