@@ -435,15 +435,15 @@ def standby(primary: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory)
     folder, url = primary
     jobs.run(SPEC, url)
     copy = tmp_path_factory.mktemp("standby") / "server"
-    local._make_home(copy, lasting=False)
+    local._make_home(copy, lasting=False)  # pyright: ignore[reportPrivateUsage]
     source, target = (Path(os.path.realpath(each / "gaffer-postgres")) for each in (folder, copy))
     with jobs.connect(url) as connection:
         connection.execute("select pg_backup_start('standby', true)")
         subprocess.run(["cp", "-a", str(source / "cluster"), str(target / "cluster")], check=True)
-        (label,) = connection.execute("select labelfile from pg_backup_stop(false)").fetchone()  # type: ignore[misc]
+        (found,) = connection.execute("select labelfile from pg_backup_stop(false)").fetchall()
     data = target / "cluster" / "data"
     (data / "postmaster.pid").unlink(missing_ok=True)
-    (data / "backup_label").write_text(label)
+    (data / "backup_label").write_text(found[0])
     (data / "standby.signal").touch()
     with open(data / "postgresql.auto.conf", "a") as settings:
         quoted = conninfo.make_conninfo(**db.parse_url(url)).replace("'", "''")

@@ -127,17 +127,19 @@ def test_a_run_at_work_is_not_hurt_by_a_migration_and_the_next_one_is_refused(
 def test_a_batch_waits_for_a_migration_that_is_just_going_on(url: str) -> None:
     """It has locked every table; the batch commits once it is over."""
     jobs.make_source(url, 10)
-    migration = None
+    with jobs.connect(url) as migration:
 
-    def work(batch: Batch) -> None:
-        nonlocal migration
-        jobs.copy_rows(batch)
-        migration = jobs.connect(url)
-        migration.autocommit = False
-        migration.execute("lock table gaffer.job_runs, gaffer.job_lease, gaffer.job in access exclusive mode")
-        protocol.Actor(lambda: (protocol.until(lambda: protocol.waits_for_a_lock(url)), migration.commit()))
+        def goes_on() -> None:
+            protocol.until(lambda: protocol.waits_for_a_lock(url))
+            migration.commit()
 
-    record = jobs.run(jobs.spec(), url, work)
+        def work(batch: Batch) -> None:
+            jobs.copy_rows(batch)
+            migration.autocommit = False
+            migration.execute("lock table gaffer.job_runs, gaffer.job_lease, gaffer.job in access exclusive mode")
+            protocol.Actor(goes_on)
+
+        record = jobs.run(jobs.spec(), url, work)
     assert (record.outcome, record.batches) == (Outcome.SUCCEEDED, 1)
     assert jobs.query(url, "select count(*), count(distinct id) from target") == [(10, 10)]
 
