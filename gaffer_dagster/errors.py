@@ -39,6 +39,15 @@ class DatabaseUnavailableError(GafferError):
     """Postgres cannot be reached, or went away. Nothing was committed that is not recorded; try again."""
 
 
+class OutOfRoomError(GafferError):
+    """The server is short of disk, memory or connections. What was being done was undone; it can be done again once
+    somebody has made room."""
+
+    def __init__(self, message: str, sqlstate: str) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+
+
 class MissingRightsError(GafferError):
     """The role may not do what is asked. The message says what to grant."""
 

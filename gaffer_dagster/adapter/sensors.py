@@ -25,7 +25,7 @@ from gaffer_dagster.engine import heartbeat
 from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.registry import register_all
 from gaffer_dagster.engine.watch import HEARTBEAT, Report, Watcher, look, speak
-from gaffer_dagster.store import alerts, db, jobs
+from gaffer_dagster.store import alerts, db, jobs, migrate
 
 NAME = "gaffer_watch"
 _EVERY = timedelta(seconds=30)
@@ -131,6 +131,7 @@ def _pass(
     targets: Mapping[str, Any],
     tick: _Tick,
 ) -> Report | None:
+    migrate.verify(connection)  # what another version of the tables says is not judged
     with _heard(
         context, f"database {database!r}", tick
     ):  # whatever keeps a job from being registered, the others are looked at

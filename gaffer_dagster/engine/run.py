@@ -684,7 +684,9 @@ class Run:
         if outcome is Outcome.CAPPED and self._batches and self._held_by is None:
             return timedelta()
         # Idle because somebody else is not finished, or stopped by what may pass.
-        passing = error is not None and (db.worth_repeating(error) or isinstance(error, DatabaseUnavailableError))
+        passing = error is not None and (
+            db.worth_repeating(error) or db.is_exhausted(error) or isinstance(error, DatabaseUnavailableError)
+        )
         if outcome is Outcome.CAPPED or passing:
             return _FOLLOW_UP
         return None if self._held_by is None else _HELD

@@ -67,8 +67,14 @@ def watches(connection: db.Connection) -> list[Watch]:
 
 
 def gaps(connection: db.Connection) -> list[Stretch]:
-    """When nobody looked, in order."""
-    rows = connection.execute("select since_at, until_at from gaffer.watch_gap order by until_at, id").fetchall()
+    """When nobody looked, in order, as far as it matters for a tick that some job waits for."""
+    rows = connection.execute(
+        """
+        select since_at, until_at from gaffer.watch_gap
+         where until_at > (select min(coalesce(late_tick, next_due_at)) from gaffer.job where retired_at is null)
+         order by until_at, id
+        """
+    ).fetchall()
     return [Stretch(since, until) for since, until in rows]
 
 

@@ -28,6 +28,7 @@ from gaffer_dagster.errors import (
     GafferError,
     JobHeldError,
     LeaseLostError,
+    OutOfRoomError,
     ProtectedTableError,
     RenamedJobError,
     TableInUseError,
@@ -104,6 +105,22 @@ def for_psql(url: str) -> tuple[str, dict[str, str]]:
     return conninfo.make_conninfo("", **parts), given
 
 
+# By what is said of a connection that is refused, for which there is no SQLSTATE; in English, as most servers speak.
+_UNREACHED = {
+    "too many (clients|connections)|connection slots are reserved|no more connections allowed": (
+        "no connection is left: end idle ones, raise the limit (of the server, a pooler, the role or the database), or "
+        "put a PgBouncer in between"
+    ),
+    "session is (not )?read-only|is (not )?in hot standby": (
+        "no server that the URL names can be written: let it name the primary, too, or promote a standby"
+    ),
+    "system is (starting|shutting|not yet|not accepting|in recovery)": (
+        "it starts, or ends; if it stays so, its own log says why (a full disk?)"
+    ),
+    "": "check that it runs, the URL, and the network in between",
+}
+
+
 def connect(url: str, *, application_name: str, patience: int = 5) -> Connection:
     """A new connection of its own, never pooled. Raises `DatabaseUnavailableError` when there is none to be had, after
     that many seconds unless the URL says another number."""
@@ -114,11 +131,10 @@ def connect(url: str, *, application_name: str, patience: int = 5) -> Connection
         # ClientCursor binds on the client, so that one message can carry several statements and their parameters.
         return psycopg.connect(**parts, autocommit=True, prepare_threshold=None, cursor_factory=psycopg.ClientCursor)
     except psycopg.OperationalError as error:
-        said = [line for line in str(error).splitlines() if line.strip() and not line[0].isspace()]
-        raise DatabaseUnavailableError(
-            f"Postgres cannot be reached at {describe(url)}: {said[-1] if said else type(error).__name__}; "
-            "check that it runs, the URL, and the network in between"
-        ) from None
+        lines = [line for line in str(error).splitlines() if line.strip() and not line[0].isspace()]
+        said = lines[-1] if lines else type(error).__name__
+        cure = next((cure for words, cure in _UNREACHED.items() if re.search(words, said)), _UNREACHED[""])
+        raise DatabaseUnavailableError(f"Postgres cannot be reached at {describe(url)}: {said}; {cure}") from None
     except (psycopg.ProgrammingError, UnicodeError) as error:  # a setting, or a host, that cannot be one
         raise BadInputError(
             f"the database URL ({describe(url)}) cannot be used: {str(error).strip()}; mend it"
@@ -130,7 +146,7 @@ _TRY_AGAIN = frozenset({"40001", "40P01"})
 
 
 def sqlstate(error: BaseException) -> str | None:
-    return error.sqlstate if isinstance(error, psycopg.Error) else None
+    return error.sqlstate if isinstance(error, (psycopg.Error, OutOfRoomError)) else None
 
 
 def is_database_error(error: BaseException) -> bool:
@@ -151,16 +167,37 @@ def worth_repeating(error: BaseException) -> bool:
     return lost_connection(error) or sqlstate(error) in _TRY_AGAIN
 
 
+def is_exhausted(error: BaseException) -> bool:
+    """The server is short of something (disk, memory, connections), until somebody makes room."""
+    return (sqlstate(error) or "").startswith("53")
+
+
 def was_cut(error: BaseException) -> bool:
     """The server ended a statement or transaction because it was told to, or because a time limit was over."""
     return sqlstate(error) in ("57014", "25P03", "25P04")
 
 
+_READ_ONLY = (
+    "the database is read-only: a standby, or default_transaction_read_only is on; name the primary "
+    "(target_session_attrs=read-write), or let the role write"
+)
+# What a server in trouble says is of its own files and settings.
+_CURES = {
+    "53100": "the disk of the database is full: make room there; nothing that was committed is lost, and the next run "
+    "goes on",
+    "53200": "the database is out of memory: let the batch be smaller (bounds: batch_rows), or give the server more",
+    "53300": "the database has no connection left: end idle ones, or raise the limit",
+    "25006": _READ_ONLY,
+}
+
+
 def primary_message(error: BaseException) -> str:
-    """What happened, without the values of rows (which a database error carries in its DETAIL), as text that the
-    database can store."""
+    """What happened, and the cure where the server itself is in trouble; without the values of rows (which a database
+    error carries in its DETAIL), as text that the database can store."""
     if isinstance(error, psycopg.Error):
         text = error.diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if (cure := _CURES.get(error.sqlstate or "")) is not None:
+            text = f"{text}; {cure}"
     else:
         # A private kind is called by what it is a kind of: its name says nothing to others.
         name = next(kind.__name__ for kind in type(error).__mro__ if not kind.__name__.startswith("_"))
@@ -301,10 +338,9 @@ def refusals() -> Generator[None]:
         yield
     except psycopg.Error as error:
         if error.sqlstate == "25006":
-            raise BadInputError(
-                "the database is read-only: a standby, or default_transaction_read_only is on; name the primary, or "
-                "let the role write"
-            ) from None
+            raise BadInputError(_READ_ONLY) from None
+        if error.sqlstate is not None and is_exhausted(error):
+            raise OutOfRoomError(primary_message(error), error.sqlstate) from None
         refusal = _REFUSALS.get(error.sqlstate or "")
         if refusal is None:
             raise

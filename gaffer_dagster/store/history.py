@@ -25,7 +25,7 @@ def of_job(connection: db.Connection, job: str, after: datetime, *, runs: bool =
     """What is needed for the ticks later than `after`; without `runs`, only schedules and pauses."""
     return History(
         periods=_periods(connection, job, after),
-        pauses=pauses(connection, job),
+        pauses=pauses(connection, job, after),
         reaches=_reaches(connection, job, after) if runs else [],
     )
 
@@ -46,21 +46,24 @@ def _periods(connection: db.Connection, job: str, after: datetime) -> list[Perio
     return [Period(row["since_at"], schedule_from_json(row["schedule"]), row["until"]) for row in rows]
 
 
-def pauses(connection: db.Connection, job: str) -> list[Pause]:
-    """Every pause that the job ever had, in order."""
-    return list(_pauses(connection, job))
+def pauses(connection: db.Connection, job: str, after: datetime) -> list[Pause]:
+    """The pauses of the job that were not over at that time, in order."""
+    return list(_pauses(connection, job, after))
 
 
-def _pauses(connection: db.Connection, job: str) -> Iterator[Pause]:
+def _pauses(connection: db.Connection, job: str, after: datetime) -> Iterator[Pause]:
     with connection.cursor(row_factory=class_row(_Action)) as cursor:
         actions = cursor.execute(
             """
             select at, action, (details ->> 'until')::timestamptz as until
               from gaffer.operator_action
-             where job = %s and action in ('pause', 'resume')
+             where job = %(job)s and action in ('pause', 'resume')
+               and id >= coalesce((select id from gaffer.operator_action
+                                    where job = %(job)s and action in ('pause', 'resume') and at <= %(after)s
+                                    order by id desc limit 1), 0)
              order by id
             """,
-            [job],
+            {"job": job, "after": after},
         ).fetchall()
     for number, action in enumerate(actions):
         if action.action == "pause":
@@ -69,7 +72,8 @@ def _pauses(connection: db.Connection, job: str) -> Iterator[Pause]:
 
 
 def _reaches(connection: db.Connection, job: str, since: datetime) -> list[Reach]:
-    # A run that ended badly covers the intervals that it committed, which its watermark tells.
+    # A run that ended badly covers the intervals that it committed, which its watermark tells. None reaches further
+    # than to its end, but for what a clock was set back meanwhile.
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(
             """
@@ -78,10 +82,11 @@ def _reaches(connection: db.Connection, job: str, since: datetime) -> list[Reach
                            case when outcome = 'late' then tick
                                 else greatest(covered_until, (watermark_to ->> 'until')::timestamptz) end as reach
                       from gaffer.job_runs
-                     where job = %s and trigger <> 'redo') run
-             where reach >= %s
+                     where job = %(job)s and trigger <> 'redo'
+                       and (ended_at is null or ended_at >= %(since)s - interval '1 day')) run
+             where reach >= %(since)s
              order by id
             """,
-            [job, since],
+            {"job": job, "since": since},
         ).fetchall()
     return [Reach(row["id"], Outcome(row["outcome"]), row["started_at"], row["reach"]) for row in rows]

@@ -44,7 +44,7 @@ def register(connection: db.Connection, spec: JobSpec, registration: Registratio
         pause = None if paused_at is None else Pause(paused_at, paused_until)
         still_due_at = open_tick(next_due_at, schedule_from_json(schedule), pause)
         # What was skipped in a pause stays so, though the ticks since then are looked at anew.
-        past = History([Period(base, spec.schedule)], history.pauses(connection, spec.name))
+        past = History([Period(base, spec.schedule)], history.pauses(connection, spec.name, base))
         next_due_at = past.next(base, now)
         row = connection.execute(
             "select gaffer.register(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
@@ -123,9 +123,16 @@ def status(connection: db.Connection, job: str | None = None) -> list[JobRecord]
               join lateral (select * from gaffer.job_lease where job = j.name
                              order by lease_id is null, lease_until desc, slot limit 1) l on true
               join gaffer.job_watermark w on w.job = j.name
-              left join lateral (select outcome, started_at, backlog from gaffer.job_runs
-                                  where job = j.name and outcome not in ('busy', 'paused', 'late') and trigger <> 'redo'
-                                  order by id desc limit 1) r on true
+              left join lateral (
+                  select newest.*
+                    from gaffer.job_lease s
+                   cross join lateral (
+                         select id, outcome, started_at, backlog from gaffer.job_runs
+                          where job = s.job and slot = s.slot and outcome not in ('busy', 'paused', 'late')
+                            and trigger <> 'redo'
+                          order by id desc limit 1) newest
+                   where s.job = j.name
+                   order by newest.id desc limit 1) r on true
              where %(job)s::text is null or j.name = %(job)s
              order by j.name
             """,

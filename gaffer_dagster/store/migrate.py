@@ -60,13 +60,26 @@ def migrations() -> list[Migration]:
 def verify(connection: db.Connection) -> datetime:
     """Checks that the tables are what this package needs; returns the database's time.
 
-    Raises `SchemaBehindError` or `SchemaAheadError`, each with its cure.
+    Raises `SchemaBehindError`, `SchemaAheadError`, `MigrationEditedError` or `BadInputError` (the schema is somebody
+    else's), each with its cure.
     """
-    newest = migrations()[-1].number
+    known = migrations()
+    newest = known[-1].number
     try:
-        row = connection.execute("select (select max(number) from gaffer.migration), gaffer.clock()").fetchone()
+        row = connection.execute(
+            """
+            select (select max(number) from gaffer.migration), gaffer.clock(),
+                   (select count(*) from gaffer.migration), array(
+                       select m.number from gaffer.migration m
+                         join unnest(%s::integer[], %s::text[]) as known (number, checksum) using (number)
+                        where m.checksum <> known.checksum order by m.number)
+            """,
+            [[each.number for each in known], [each.checksum for each in known]],
+        ).fetchone()
     except (pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedFunction):
         row = None
+    except pg.UndefinedColumn:
+        raise _another_schema() from None
     except NotImplementedError:  # the driver reads times in ISO form only
         raise BadInputError(
             f'the DateStyle of the role "{connection.info.user}", or of the database, is not ISO, and times cannot be '
@@ -88,7 +101,27 @@ def verify(connection: db.Connection) -> datetime:
             f"the tables of gaffer_dagster are at migration {row[0]}, this package knows only {newest}; upgrade "
             "gaffer_dagster where this process runs"
         )
+    if row[2] < len(known):
+        raise SchemaBehindError(
+            f"of the {len(known)} migrations that this package needs the database has {row[2]}; run: gaffer migrate"
+        )
+    if row[3]:
+        raise _edited(*next((each.number, each.name) for each in known if each.number == row[3][0]))
     return row[1]
+
+
+def _another_schema() -> BadInputError:
+    return BadInputError(
+        "the schema gaffer of this database is not that of gaffer_dagster; name another database, or let its owner "
+        "rename it: alter schema gaffer rename to NAME"
+    )
+
+
+def _edited(number: int, name: str) -> MigrationEditedError:
+    return MigrationEditedError(
+        f"migration {number} ({name}) was edited after it was applied; put its file back as it was and write the "
+        "change as a new migration"
+    )
 
 
 def pending(connection: db.Connection) -> list[Migration]:
@@ -97,7 +130,12 @@ def pending(connection: db.Connection) -> list[Migration]:
     applied: list[_Applied] = []
     if exists and exists[0]:
         with connection.cursor(row_factory=class_row(_Applied)) as cursor:
-            applied = cursor.execute("select number, name, checksum from gaffer.migration order by number").fetchall()
+            try:
+                applied = cursor.execute(
+                    "select number, name, checksum from gaffer.migration order by number"
+                ).fetchall()
+            except pg.UndefinedColumn:
+                raise _another_schema() from None
     known = {migration.number: migration for migration in migrations()}
     for row in applied:
         if row.number not in known:
@@ -106,10 +144,7 @@ def pending(connection: db.Connection) -> list[Migration]:
                 "gaffer_dagster where this command runs"
             )
         if row.checksum != known[row.number].checksum:
-            raise MigrationEditedError(
-                f"migration {row.number} ({row.name}) was edited after it was applied; put its file back as it was "
-                "and write the change as a new migration"
-            )
+            raise _edited(row.number, row.name)
     done = {row.number for row in applied}
     return [migration for migration in known.values() if migration.number not in done]
 
@@ -142,6 +177,8 @@ def migrate(connection: db.Connection, operator: Operator | None = None) -> list
         raise DatabaseUnavailableError(
             "another migration has been running for 10 s; wait for it and try again"
         ) from None
+    except (pg.DuplicateTable, pg.DuplicateObject, pg.DuplicateFunction):  # of a name that we need
+        raise _another_schema() from None
     except pg.InsufficientPrivilege as error:
         raise MissingRightsError(
             f'the role "{connection.info.user}" may not migrate: {db.primary_message(error)}; use a role that owns the '

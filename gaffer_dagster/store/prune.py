@@ -52,12 +52,13 @@ def begin(connection: db.Connection, before: datetime, operator: Operator) -> in
 
 def remove_runs(connection: db.Connection, action: int, job: str, before: datetime) -> Iterator[int]:
     """Removes them page by page, each in a transaction of its own; how many there were in each."""
-    last: int | None = 0
-    while last is not None:
+    after_at, after = "-infinity", 0
+    while after is not None:
         with db.impatient(connection):
-            removed, last = connection.execute(
-                "select removed, last from gaffer.prune_runs(%s, %s, %s, %s, %s)", [action, job, before, last, _PAGE]
-            ).fetchone() or (0, None)
+            removed, after_at, after = connection.execute(
+                "select removed, last_at::text, last from gaffer.prune_runs(%s, %s, %s, %s, %s, %s)",
+                [action, job, before, after_at, after, _PAGE],
+            ).fetchone() or (0, None, None)
         yield removed
 
 

@@ -117,7 +117,7 @@ def ended_badly(connection: db.Connection, lease: Lease) -> bool:
     row = connection.execute(
         """
         select outcome in ('abandoned', 'timed_out', 'lost_lease') from gaffer.job_runs
-         where job = %s and slot = %s and id < %s and outcome not in ('busy', 'paused', 'late')
+         where job = %s and slot = %s and id < %s and outcome not in ('busy', 'paused', 'late') and trigger <> 'redo'
          order by id desc limit 1
         """,
         [lease.job, lease.slot, lease.run_id],

@@ -91,6 +91,7 @@ create table gaffer.job_spec (
 );
 
 create index job_spec_history on gaffer.job_spec (job, id);
+create index job_spec_hash on gaffer.job_spec (job, spec_hash, id);
 
 -- No index but the key, and none may be added on a column that a renewal changes: updates stay in place (HOT).
 create table gaffer.job_lease (
@@ -153,9 +154,17 @@ create table gaffer.job_runs (
     check ((trigger = 'redo') = (redo is not null))
 );
 
+-- Nobody reads more of this table than what he asks for, however long it is.
 -- By number, not by time: the clock may have been wrong for a while.
 create index job_runs_history on gaffer.job_runs (job, id desc);
 create unique index job_runs_running on gaffer.job_runs (job, slot) where outcome = 'running';
+-- The newest run that worked: a job may be paused, and woken, for years.
+create index job_runs_worked on gaffer.job_runs (job, slot, id desc)
+    where outcome not in ('busy', 'paused', 'late') and trigger <> 'redo';
+create index job_runs_ended on gaffer.job_runs (job, ended_at, id);
+-- A planner that knows how common a job is looks for its newest run by going through all runs, from the newest on; and
+-- it may be one that has not run for a year.
+alter table gaffer.job_runs alter column job set statistics 0;
 
 create table gaffer.operator_action (
     id      bigint generated always as identity primary key,
@@ -168,6 +177,8 @@ create table gaffer.operator_action (
 );
 
 create index operator_action_of_job on gaffer.operator_action (job, id);
+create index operator_action_pause on gaffer.operator_action (job, id) where action in ('pause', 'resume');
+create index operator_action_rename on gaffer.operator_action ((details ->> 'from')) where action = 'rename';
 
 -- A fence must never be handed out twice, so a lease row is for ever.
 create function gaffer.refuse_lease_removal() returns trigger

@@ -238,10 +238,12 @@ begin
         values (p_job, 'unretire', v_now, 'whoever runs its code');
     end if;
     insert into gaffer.job_spec (job, spec_hash, spec, first_seen_at, registered_at, since_at)
-    select p_job, p_spec_hash, p_spec, coalesce(min(first_seen_at), v_now), v_now,
+    select p_job, p_spec_hash, p_spec, coalesce(before.first_seen_at, v_now), v_now,
            case when v_job.name is null then v_now else p_base end
-      from gaffer.job_spec where job = p_job and spec_hash = p_spec_hash
-    having count(*) = 0 or v_job.spec -> 'schedule' is distinct from p_spec -> 'schedule';
+      from (select) as one
+      left join lateral (select first_seen_at from gaffer.job_spec where job = p_job and spec_hash = p_spec_hash
+                          order by id desc limit 1) as before on true
+     where before.first_seen_at is null or v_job.spec -> 'schedule' is distinct from p_spec -> 'schedule';
     insert into gaffer.job_lease (job, slot)
     select p_job, slot from generate_series(0, p_slots - 1) as slot
     on conflict do nothing;

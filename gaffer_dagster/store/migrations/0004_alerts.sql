@@ -23,6 +23,8 @@ create table gaffer.watch_gap (
     watch    text not null                     -- who was the first to look again
 );
 
+create index watch_gap_until on gaffer.watch_gap (until_at);
+
 create table gaffer.alert (
     id          bigint generated always as identity primary key,
     key         uuid not null unique default gen_random_uuid(),

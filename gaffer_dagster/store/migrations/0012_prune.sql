@@ -5,18 +5,19 @@
 -- Each call is a short transaction of its own, and takes no row that somebody has locked. Whoever is killed in between
 -- leaves nothing half done; the next one goes on.
 
--- The runs of a job that nothing needs any more, the oldest first, and up to where each says something of ticks. What
--- stays: the newest hundred (gaffer.job_status looks at them); in each slot the newest that worked, which the next run
--- asks how it ended; the newest that worked and was no redo, which `gaffer status` shows; and whatever began, ended or
--- covered a tick since `p_before`, or since the oldest incident became true that is open.
-create function gaffer.prunable_runs(p_job text, p_before timestamptz, p_after bigint default 0, p_limit bigint default null)
-returns table (id bigint, until timestamptz)
+-- The runs of a job that nothing needs any more, those first that ended first, and up to where each says something of
+-- ticks. What stays: the newest hundred (gaffer.job_status looks at them); in each slot the newest that worked and was no
+-- redo, which the next run asks how it ended, and `gaffer status` shows; and whatever began, ended or covered a tick
+-- since `p_before`, or since the oldest incident became true that is open.
+create function gaffer.prunable_runs(
+    p_job text, p_before timestamptz, p_after_at timestamptz default '-infinity', p_after bigint default 0,
+    p_limit bigint default null
+) returns table (id bigint, ended_at timestamptz, until timestamptz)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     c_newest constant integer := 100;
-    c_idle constant text[] := array['busy', 'paused', 'late'];
     v_before constant timestamptz := least(p_before, (
         select min(a.since_at) from gaffer.alert a where a.resolved_at is null and (a.job = p_job or a.watch is not null)));
     v_kept bigint[];
@@ -24,23 +25,22 @@ begin
     select coalesce(array_agg(newest.id), '{}') into v_kept
       from gaffer.job_lease l
      cross join lateral (
-           (select r.id from gaffer.job_runs r
-             where r.job = p_job and r.slot = l.slot and r.outcome <> all (c_idle) order by r.id desc limit 1)
-           union all
-           (select r.id from gaffer.job_runs r
-             where r.job = p_job and r.outcome <> all (c_idle) and r.trigger <> 'redo' order by r.id desc limit 1)) newest
+           select r.id from gaffer.job_runs r
+            where r.job = p_job and r.slot = l.slot and r.outcome not in ('busy', 'paused', 'late')
+              and r.trigger <> 'redo'
+            order by r.id desc limit 1) newest
      where l.job = p_job;
     return query
-        select run.id, run.told_until
-          from (select r.id, r.ended_at,
-                       greatest(r.started_at, r.covered_until, (r.watermark_to ->> 'until')::timestamptz,
-                                case when r.outcome = 'late' then r.tick end) as told_until
-                  from gaffer.job_runs r
-                 where r.job = p_job and r.id > p_after and r.outcome <> 'running' and r.id <> all (v_kept)
-                   and r.id < (select n.id from gaffer.job_runs n
-                                where n.job = p_job order by n.id desc offset c_newest - 1 limit 1)) run
-         where run.ended_at < v_before and run.told_until < v_before
-         order by run.id
+        select r.id, r.ended_at, told.until
+          from gaffer.job_runs r
+         cross join lateral (
+               select greatest(r.started_at, r.covered_until, (r.watermark_to ->> 'until')::timestamptz,
+                               case when r.outcome = 'late' then r.tick end) as until) told
+         where r.job = p_job and (r.ended_at, r.id) > (p_after_at, p_after) and r.ended_at < v_before
+           and told.until < v_before and r.outcome <> 'running' and r.id <> all (v_kept)
+           and r.id < (select n.id from gaffer.job_runs n
+                        where n.job = p_job order by n.id desc offset c_newest - 1 limit 1)
+         order by r.ended_at, r.id
          limit p_limit;
 end $$;
 
@@ -76,10 +76,11 @@ as $$
      where id = p_action and action = 'prune'
 $$;
 
--- Removes up to so many runs of a job, from those after `p_after` on. `last`: goes into the next call; null: that was all.
+-- Removes up to so many runs of a job, from those after `p_after_at` and `p_after` on. `last_at` and `last`: go into the
+-- next call; null: that was all.
 create function gaffer.prune_runs(
-    p_action bigint, p_job text, p_before timestamptz, p_after bigint, p_limit integer,
-    out removed bigint, out last bigint
+    p_action bigint, p_job text, p_before timestamptz, p_after_at timestamptz, p_after bigint, p_limit integer,
+    out removed bigint, out last_at timestamptz, out last bigint
 )
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -88,17 +89,17 @@ declare
     v_runs bigint[];
     v_until timestamptz;
 begin
-    select array_agg(id), max(until), max(id) into v_runs, v_until, last
-      from gaffer.prunable_runs(p_job, p_before, p_after, p_limit);
+    select array_agg(id order by ended_at, id), max(until), max(ended_at) into v_runs, v_until, last_at
+      from gaffer.prunable_runs(p_job, p_before, p_after_at, p_after, p_limit);
     removed := 0;
     if v_runs is null then
         return;
     end if;
+    last := v_runs[cardinality(v_runs)];
     update gaffer.job set pruned_until = greatest(pruned_until, v_until) where name = p_job;
-    with free as (
-        select id from gaffer.job_runs where id = any (v_runs) and outcome <> 'running' for update skip locked
-    )
-    delete from gaffer.job_runs where id in (select id from free);
+    v_runs := array(
+        select id from gaffer.job_runs where id = any (v_runs) and outcome <> 'running' for update skip locked);
+    delete from gaffer.job_runs where id = any (v_runs);
     get diagnostics removed = row_count;
     perform gaffer.note_pruned(p_action, 'runs', removed);
 end $$;
