@@ -78,9 +78,9 @@ def parse_url(url: str) -> dict[str, Any]:
     # A password with an @ or / of its own ends up in the host, the port or the name, which errors show.
     before_query = text.partition("://")[2].partition("?")[0]
     astray = before_query.count("@") > 1 or "@" in before_query.partition("/")[2]
-    names = "\n".join(str(parts[name]) for name in ("user", "host", "hostaddr", "dbname") if name in parts)
     # A whole URL, or a part of one, under a keyword. A host that begins with an @ is a socket.
-    astray = astray or re.search(r"://|:.*@", names) or re.search(r"(?s).[@;=]", str(parts.get("host", "")))
+    user, host, name = (str(parts.get(keyword, "")) for keyword in ("user", "host", "dbname"))
+    astray = astray or ":" in user or re.search(r"://|:.*@", name, re.DOTALL) or re.search(r"[@;=]", host[1:])
     if astray or re.search(r"[^0-9,]", str(parts.get("port") or "")):
         raise BadInputError(_UNREADABLE)
     if "options" in parts:

@@ -24,9 +24,14 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
+from gaffer_dagster.testing import scratch_database
+from gaffer_dagster.testing.database import server
+from tests.evidence import bad_inputs_at_work as at_work
 from tests.evidence.bad_inputs import CANARY, LOGGER, Kind, Told, WrongError, pure
 
 LIMIT = 2.0
@@ -187,15 +192,27 @@ def fuzz(kinds: Iterable[Kind], seed: int, inputs: int, report: Report | None = 
     return report
 
 
+def whole(owner: str, seed: int, inputs: int, only: str = "") -> Report:
+    """All kinds, with a database of this URL."""
+    with at_work.world(owner) as made:
+        kinds = [*pure(), *at_work.with_dagster(), *at_work.with_database(made)]
+        report = fuzz([kind for kind in kinds if only in kind.name], seed, inputs)
+        leak = leaked(made.leaks())
+    if leak is not None:
+        report.faults.append(("tables", f"{LEAK}: {leak}", ""))
+    return report
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="./dev fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1, 1_000_000))
     parser.add_argument("--inputs", type=int, default=100_000)
-    parser.add_argument("--only", help="the kinds whose name has this in it")
+    parser.add_argument("--only", default="", help="only the kinds whose name has this in it")
     given = parser.parse_args()
     print(f"seed {given.seed}, {given.inputs:,} inputs", flush=True)
     began, used = time.monotonic(), time.process_time()
-    report = fuzz([kind for kind in pure() if not given.only or given.only in kind.name], given.seed, given.inputs)
+    with TemporaryDirectory() as folder, server(Path(folder)) as url, scratch_database(url) as owner:
+        report = whole(owner, given.seed, given.inputs, given.only)
     print(report)
     print(f"{time.monotonic() - began:.0f} s, of the processor {time.process_time() - used:.0f} s; seed {given.seed}")
     sys.exit(bool(report.faults))
