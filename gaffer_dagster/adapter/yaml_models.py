@@ -39,17 +39,22 @@ class _Model(dg.Model):
     @model_validator(mode="before")
     @classmethod
     def _hide(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return _hidden(given)
-        known = cast("dict[Any, Any]", _hidden(given))
-        return {name: _of_field(cls.model_fields.get(name), value) for name, value in known.items()}
+        return _shown(cls, given)
+
+
+def _shown(model: type[BaseModel], given: Any) -> Any:
+    """A mapping that lacks something is shown as a whole, with all that is within."""
+    if not isinstance(given, dict):
+        return _name(given)
+    items = cast("dict[Any, Any]", _hidden(given)).items()
+    return {name: _of_field(model.model_fields.get(name), value) for name, value in items}
 
 
 def _of_field(field: FieldInfo | None, value: Any) -> Any:
     if field is None:
         return _HIDDEN
     is_mapping = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-    return _name(value) if is_mapping and not isinstance(value, dict) else value
+    return _shown(field.annotation, value) if is_mapping else value
 
 
 def _hidden(value: Any) -> Any:

@@ -174,6 +174,14 @@ def _limited() -> Generator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
+def _shown(given: Any) -> str:
+    """Before it is used, for that may change it."""
+    try:
+        return ascii(given)
+    except Exception as error:
+        return f"(a {type(given).__name__} that cannot be shown: {type(error).__name__})"
+
+
 def fuzz(kinds: Iterable[Kind], seed: int, inputs: int, report: Report | None = None) -> Report:
     """So many inputs, each kind its share. A kind's inputs are the same for a seed, whatever the other kinds are."""
     report = report or Report()
@@ -182,9 +190,9 @@ def fuzz(kinds: Iterable[Kind], seed: int, inputs: int, report: Report | None = 
     for kind in chosen:
         chance = random.Random(f"{seed}/{kind.name}")
         counts = report.outcomes.setdefault(kind.name, Counter())
-        for _ in range(max(1, round(inputs * kind.share / whole))):
+        for number in range(max(1, round(inputs * kind.share / whole))):
             given = kind.make(chance)
-            shown = ascii(given)
+            shown = f"number {number}: {_shown(given)}"
             came, wrong = judge(kind, given)
             counts[came] += 1
             if wrong is not None:
