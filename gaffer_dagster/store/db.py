@@ -78,10 +78,10 @@ def parse_url(url: str) -> dict[str, Any]:
     # A password with an @ or / of its own ends up in the host, the port or the name, which errors show.
     before_query = text.partition("://")[2].partition("?")[0]
     astray = before_query.count("@") > 1 or "@" in before_query.partition("/")[2]
-    # A whole URL, or a part of one, under a keyword. A host that begins with an @ is a socket.
+    # A whole URL, or a part of one, under a keyword. A host that begins with / or @ is a socket.
     user, host, name = (str(parts.get(keyword, "")) for keyword in ("user", "host", "dbname"))
-    astray = astray or ":" in user or re.search(r"://|:.*@", name, re.DOTALL) or re.search(r"[@;=]", host[1:])
-    if astray or re.search(r"[^0-9,]", str(parts.get("port") or "")):
+    odd_host = any(each[:1] not in ("/", "@") and re.search(r"[@;=/]", each) for each in host.split(","))
+    if odd_host or ":" in user or re.search(r"//|:.*@", name, re.DOTALL) or astray or re.search(r"[^0-9,]", str(parts.get("port") or "")):
         raise BadInputError(_UNREADABLE)
     if "options" in parts:
         raise BadInputError(

@@ -284,8 +284,8 @@ def _is_meant(text: str) -> bool:
     except gd.GafferError:
         return False
     return any(
-        CANARY.lower() in str(parts.get(name, "")).lower() and not re.search("[@:/ ]", str(parts[name]))
-        for name in ("user", "host", "hostaddr", "dbname")
+        CANARY.lower() in str(parts.get(name, "")).lower() and not re.search(signs, str(parts[name]))
+        for name, signs in (("user", ":"), ("service", " "), ("host", "[@:/ ]"), ("hostaddr", "[@:/ ]"), ("dbname", "[@:/ ]"))
     )
 
 
