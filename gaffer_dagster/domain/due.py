@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 from zoneinfo import ZoneInfo
 
-from typing_extensions import LiteralString, TypeGuard
+from typing_extensions import LiteralString
 
 from gaffer_dagster.domain.duration import as_duration, show_duration
 from gaffer_dagster.domain.moment import show_local

@@ -88,7 +88,9 @@ def _severity(variable: str, environment: Mapping[str, str]) -> Severity:
     try:
         return Severity(environment.get(variable, "warning"))
     except ValueError:
-        raise BadInputError(f"{variable}={shown(environment[variable])} is no severity; write error or warning") from None
+        raise BadInputError(
+            f"{variable}={shown(environment[variable])} is no severity; write error or warning"
+        ) from None
 
 
 @dataclass(frozen=True)

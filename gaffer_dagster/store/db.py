@@ -71,6 +71,8 @@ def parse_url(url: str) -> dict[str, Any]:
             text = "postgresql://" + text.removeprefix(scheme)
     if not text:
         raise BadInputError("the database URL is empty; give one such as postgresql://user@host:5432/name")
+    if "\0" in text:  # where libpq stops reading
+        raise BadInputError(_UNREADABLE)
     try:
         parts = conninfo.conninfo_to_dict(text)
     except (psycopg.Error, UnicodeError):

@@ -60,8 +60,8 @@ def copy(table: Table, rows: Rows) -> tuple[sql.Composed, list[list[Any]]]:
 
 @contextmanager
 def unsendable(connection: db.Connection, table: Table, rows: Rows) -> Generator[None]:
-    """Where a value cannot be made into what is sent (its type is unknown, it is too deep, no text for a database), that
-    is said with its row and column, as a `BadInputError`: the driver's own error names neither."""
+    """A value that cannot be made into what is sent (of an unknown type, too deep, no text for a database) is said with
+    its row and column, as a `BadInputError`: the driver's own error names neither."""
     try:
         yield
     except GafferError:

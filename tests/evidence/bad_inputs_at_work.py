@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import random
@@ -30,7 +29,7 @@ import gaffer_dagster as gd
 from gaffer_dagster.adapter import metadata
 from gaffer_dagster.adapter.assets import job_of
 from gaffer_dagster.adapter.component import GafferComponent
-from gaffer_dagster.cli import COMMANDS, main
+from gaffer_dagster.cli import main
 from gaffer_dagster.domain.page import verbatim
 from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.watch import Watcher, attend
@@ -52,17 +51,24 @@ def _asset(chance: random.Random) -> bad.Given:
     """What is given to `gaffer_asset`."""
     options: dict[str, Any] = {"due": gd.NewRows("source", "id"), "name": "made"}
     good: Mapping[str, Sequence[Any]] = {
-        "name": ["made", "a1"], "key_prefix": ["raw", ["a", "b"]], "sql": ["insert into t select id from due", "/* x */ with a as (select 1) select * from due"],
-        "group_name": ["reports"], "owners": [["team:data"]], "tags": [{"a": "b"}], "metadata": [{"a": 1}], "kinds": [{"postgres"}],
-        "code_version": ["1"], "description": ["What it is."], "deps": [["raw"]], "database": ["gaffer"], "op_tags": [{"a": "b"}],
-        "required_resource_keys": [{"x"}], "exclusion": ["advisory"], "max_late": ["1h"], "protect": [["t"]], "schedule": [gd.Schedule("0 6 * * *")],
-        "bounds": [gd.Bounds()], "alerts": [gd.Alerts()], "partitions_def": [None], "retry_policy": [None], "key": ["x"], "hooks": [set()],
+        "name": ["made", "a1"], "key_prefix": ["raw", ["a", "b"]], "sql": ["insert into t select id from due",
+        "/* x */ with a as (select 1) select * from due"],
+        "group_name": ["reports"], "owners": [["team:data"]], "tags": [{"a": "b"}], "metadata": [{"a": 1}],
+        "kinds": [{"postgres"}],
+        "code_version": ["1"], "description": ["What it is."], "deps": [["raw"]], "database": ["gaffer"],
+        "op_tags": [{"a": "b"}],
+        "required_resource_keys": [{"x"}], "exclusion": ["advisory"], "max_late": ["1h"], "protect": [["t"]],
+        "schedule": [gd.Schedule("0 6 * * *")],
+        "bounds": [gd.Bounds()], "alerts": [gd.Alerts()], "partitions_def": [None], "retry_policy": [None],
+        "key": ["x"], "hooks": [set()],
         "automation_condition": [None], "due": [gd.NewRows("t", "id")],
     }  # fmt: skip
     for _ in range(chance.choice((1, 1, 2, 3))):
         name = chance.choice(list(good))
         value = chance.choice(good[name])
-        options[name] = value if chance.random() < 0.2 else mutated(value, chance) if isinstance(value, str) else odd(chance)
+        options[name] = (
+            value if chance.random() < 0.2 else mutated(value, chance) if isinstance(value, str) else odd(chance)
+        )
     if chance.random() < 0.05:
         options[mutated(chance.choice(list(good)), chance, 1)] = 1
     return bad.Given(gd.gaffer_asset, options)
@@ -97,28 +103,67 @@ _ATTRIBUTES: Mapping[str, Any] = {
     "key_prefix": ["raw"],
     "metadata": {"a": 1},
 }
-_ASTRAY = [f"postgresql://me:{CANARY}@db/x", f"host=db password={CANARY}", f"https://hc-ping.com/{CANARY}", {"password": CANARY},
-           [f"postgresql://me:{CANARY}@db/x"], f"hc-ping.com/{CANARY}", f"jdbc:postgresql://me:{CANARY}@db/x", {"url": f"https://x/{CANARY}"},
+_ASTRAY = [f"postgresql://me:{CANARY}@db/x", f"host=db password={CANARY}", f"https://hc-ping.com/{CANARY}",
+{"password": CANARY},
+           [f"postgresql://me:{CANARY}@db/x"], f"hc-ping.com/{CANARY}", f"jdbc:postgresql://me:{CANARY}@db/x",
+           {"url": f"https://x/{CANARY}"},
            f"mailto://me:{CANARY}@x", [{"a": f"slack://{CANARY}/b"}]]  # fmt: skip
-_PLACES = ("database_url_variable", "alerts.receivers", "alerts.heartbeat", "alerts", "dsn", "alerts.dsn", "due.new_rows.dsn", "resource")
+_PLACES = (
+    "database_url_variable",
+    "alerts.receivers",
+    "alerts.heartbeat",
+    "alerts",
+    "dsn",
+    "alerts.dsn",
+    "due.new_rows.dsn",
+    "resource",
+)
 
 
 def _yaml(chance: random.Random) -> dict[str, Any]:
-    given = json.loads(json.dumps({name: value for name, value in _ATTRIBUTES.items() if name in ("name", "due", "sql") or chance.random() < 0.3}))
+    given = json.loads(
+        json.dumps(
+            {
+                name: value
+                for name, value in _ATTRIBUTES.items()
+                if name in ("name", "due", "sql") or chance.random() < 0.3
+            }
+        )
+    )
     for _ in range(chance.choice((1, 1, 2))):
         place, value = given, None
         if chance.random() < 0.4:
             path, value = chance.choice(_PLACES).split("."), chance.choice(_ASTRAY)
         else:
-            path = chance.choice([[name] for name in _ATTRIBUTES] + [["due", "new_rows", "key"], ["schedule", "cron"], ["schedule", "zone"],
-                                 ["bounds", "timeout"], ["due", "elapsed"], ["due", "x"], ["alerts", "grace"], ["metadata", "a"], ["tags", "a"]])  # fmt: skip
+            path = chance.choice([[name] for name in _ATTRIBUTES] + [["due", "new_rows", "key"], ["schedule", "cron"],
+            ["schedule", "zone"],
+                                 ["bounds", "timeout"], ["due", "elapsed"], ["due", "x"], ["alerts", "grace"],
+                                 ["metadata", "a"], ["tags", "a"]])  # fmt: skip
         for part in path[:-1]:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
                 return given
         old = place.get(path[-1])
         if value is None:
-            plain = [None, True, 0, -1, 1.5, 10**30, "", "x" * 5000, [], {}, [[]], "{{ env.PING }}", "{{ 1/0 }}", "{{", "{% x %}", {"a": {"b": [1]}}, math.nan]
+            plain = [
+                None,
+                True,
+                0,
+                -1,
+                1.5,
+                10**30,
+                "",
+                "x" * 5000,
+                [],
+                {},
+                [[]],
+                "{{ env.PING }}",
+                "{{ 1/0 }}",
+                "{{",
+                "{% x %}",
+                {"a": {"b": [1]}},
+                math.nan,
+            ]
             value = mutated(old, chance) if isinstance(old, str) and chance.random() < 0.7 else chance.choice(plain)
         place[path[-1]] = value
         if chance.random() < 0.1:
@@ -133,12 +178,14 @@ def _take_yaml(given: dict[str, Any], told: Told) -> None:
 
 
 def _resource(chance: random.Random) -> Any:
-    url = bad._dsn(chance)  # noqa: SLF001
-    return chance.choice(([url], {"dsn": url}, (url,), {url}, url.encode(errors="replace"), bytearray(url.encode(errors="replace")), url))
+    url = bad._dsn(chance)
+    return chance.choice(
+        ([url], {"dsn": url}, (url,), {url}, url.encode(errors="replace"), bytearray(url.encode(errors="replace")), url)
+    )
 
 
 def _take_resource(given: Any, told: Told) -> None:
-    if isinstance(given, str) and bad._is_meant(given):  # noqa: SLF001
+    if isinstance(given, str) and bad._is_meant(given):
         return
     resource = gd.GafferResource(dsn=given)
     told(repr(resource), resource)
@@ -171,7 +218,14 @@ def _deep(depth: int, of: Callable[[Any], Any]) -> Any:
 def _value(chance: random.Random, depth: int = 0) -> Any:
     if depth < 3 and chance.random() < 0.25:
         inner = [_value(chance, depth + 1) for _ in range(chance.randint(0, 3))]
-        return chance.choice((inner, tuple(inner), {f"k{n}": value for n, value in enumerate(inner)}, dict.fromkeys([chance.choice((1, None, "\ud800", (), 1.5, b"a"))], 1)))
+        return chance.choice(
+            (
+                inner,
+                tuple(inner),
+                {f"k{n}": value for n, value in enumerate(inner)},
+                dict.fromkeys([chance.choice((1, None, "\ud800", (), 1.5, b"a"))], 1),
+            )
+        )
     # Made only where it is chosen: some take long.
     return chance.choice(_VALUES)(chance)
 
@@ -183,11 +237,37 @@ def _cyclic() -> list[Any]:
 
 
 _VALUES: Sequence[Callable[[random.Random], Any]] = (
-    *(odd, odd, odd, lambda chance: mutated("some text", chance), lambda _: _Unspeakable(), lambda _: _Unlike(), lambda _: _cyclic()),
-    *(lambda _: _deep(100_000, lambda x: [x]), lambda _: _deep(900, lambda x: {"a": x}), lambda _: "x" * 100_000, lambda _: [0] * 5_000),
-    *(lambda _: dg.MetadataValue.md("\ud800"), lambda _: dg.MetadataValue.json({"a": math.nan}), lambda _: dg.MetadataValue.float(math.nan)),
-    *(lambda _: dg.MetadataValue.int(10**40), lambda _: dg.MetadataValue.text("\0"), lambda _: dg.MetadataValue.url("javascript:1")),
-    *(lambda _: dg.MetadataValue.path("/x"), lambda _: dg.AssetKey("a"), lambda _: dg.TableRecord({"a": 1}), lambda _: 2**63 - 1),
+    *(
+        odd,
+        odd,
+        odd,
+        lambda chance: mutated("some text", chance),
+        lambda _: _Unspeakable(),
+        lambda _: _Unlike(),
+        lambda _: _cyclic(),
+    ),
+    *(
+        lambda _: _deep(100_000, lambda x: [x]),
+        lambda _: _deep(900, lambda x: {"a": x}),
+        lambda _: "x" * 100_000,
+        lambda _: [0] * 5_000,
+    ),
+    *(
+        lambda _: dg.MetadataValue.md("\ud800"),
+        lambda _: dg.MetadataValue.json({"a": math.nan}),
+        lambda _: dg.MetadataValue.float(math.nan),
+    ),
+    *(
+        lambda _: dg.MetadataValue.int(10**40),
+        lambda _: dg.MetadataValue.text("\0"),
+        lambda _: dg.MetadataValue.url("javascript:1"),
+    ),
+    *(
+        lambda _: dg.MetadataValue.path("/x"),
+        lambda _: dg.AssetKey("a"),
+        lambda _: dg.TableRecord({"a": 1}),
+        lambda _: 2**63 - 1,
+    ),
     *(lambda _: -(2**63), lambda _: 2**53 + 1, lambda _: dg.MetadataValue.timestamp(1e30)),
 )
 
@@ -196,7 +276,10 @@ def _metadata(chance: random.Random) -> Any:
     keys = ["a", "", " ", "gaffer/items", "\0", "\ud800", "x" * 10_000, "é", "dagster/x", "a/b", "<b>", "a\nb", "{{x}}"]
     if chance.random() < 0.05:
         return odd(chance)
-    return {chance.choice(keys) if chance.random() < 0.9 else chance.choice((1, None, b"a", ("a",))): _value(chance) for _ in range(chance.randint(0, 4))}
+    return {
+        chance.choice(keys) if chance.random() < 0.9 else chance.choice((1, None, b"a", ("a",))): _value(chance)
+        for _ in range(chance.randint(0, 4))
+    }
 
 
 def _take_metadata(given: Any, told: Told) -> str | None:
@@ -205,7 +288,10 @@ def _take_metadata(given: Any, told: Told) -> str | None:
     shown = metadata.of_function(given)
     event = dg.AssetMaterialization("a", metadata={**shown, "gaffer/items": 1})
     text = serialize_value(event)
-    if set(shown) != set(given) or deserialize_value(text, dg.AssetMaterialization).metadata.keys() != event.metadata.keys():
+    if (
+        set(shown) != set(given)
+        or deserialize_value(text, dg.AssetMaterialization).metadata.keys() != event.metadata.keys()
+    ):
         raise WrongError("not all of it is kept")
     text.encode()
     return None
@@ -236,7 +322,9 @@ class World:
         tables = support.query(self.owner, "select tablename from pg_tables where schemaname = 'gaffer' order by 1")
         with support.connect(self.owner) as connection:
             for (name,) in tables:
-                for (row,) in connection.execute(sql.SQL("select t::text from gaffer.{} t").format(sql.Identifier(name))):
+                for (row,) in connection.execute(
+                    sql.SQL("select t::text from gaffer.{} t").format(sql.Identifier(name))
+                ):
                     yield row
 
 
@@ -274,8 +362,10 @@ SPECS = {
     "queue": gd.JobSpec("queue", _QUEUE, _HOURLY),
 }
 _TYPES = {
-    "i": "int", "b": "bigint", "t": "text", "n": "numeric(10, 2)", "f": "float8", "j": "jsonb", "js": "json", "a": "int[]", "ts": "timestamptz",
-    "d": "date", "u": "uuid", "by": "bytea", "bo": "bool", "v": "varchar(5)", "tt": "text[]", "iv": "interval", "m": "mood", '"odd ""%%s"': "text",
+    "i": "int", "b": "bigint", "t": "text", "n": "numeric(10, 2)", "f": "float8", "j": "jsonb", "js": "json",
+    "a": "int[]", "ts": "timestamptz",
+    "d": "date", "u": "uuid", "by": "bytea", "bo": "bool", "v": "varchar(5)", "tt": "text[]", "iv": "interval",
+    "m": "mood", '"odd ""%%s"': "text",
 }  # fmt: skip
 
 
@@ -284,7 +374,8 @@ def _settle(made: World) -> None:
     support.make_source(url, 20)
     statements = (
         "create table texts (id text primary key, v text)",
-        "create table stamped (id uuid primary key default gen_random_uuid(), at timestamptz not null default now() - interval '1 day')",
+        "create table stamped (id uuid primary key default gen_random_uuid(),"
+        " at timestamptz not null default now() - interval '1 day')",
         "create table dated (id int primary key, at date not null)",
         "insert into stamped select from generate_series(1, 5)",
         "insert into dated select n, date '2024-01-01' + n from generate_series(1, 5) n",
@@ -315,9 +406,12 @@ def gd_testing_prepare(url: str) -> None:
 
 # ── watermarks ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_POSITIONS = ["beginning", "end", "after:1", "after:5", "after:a", "after:Ä", "after:%", "after:a'b", "after:", "2024-03-01", "2024-03-10T02:30",
-              "2024-03-01T06:00+01:00", "2024-11-03T01:30", "2024-03-01T05:00Z", "0001-01-01", "9999-12-31T23:59:59.999999", "now", "infinity",
-              "-infinity", "2h", "after:00000000-0000-0000-0000-000000000000", "after:1e3", "after:NaN", "after:1.0", "2024-02-30", "yesterday"]  # fmt: skip
+_POSITIONS = ["beginning", "end", "after:1", "after:5", "after:a", "after:Ä", "after:%", "after:a'b", "after:",
+"2024-03-01", "2024-03-10T02:30",
+              "2024-03-01T06:00+01:00", "2024-11-03T01:30", "2024-03-01T05:00Z", "0001-01-01",
+              "9999-12-31T23:59:59.999999", "now", "infinity",
+              "-infinity", "2h", "after:00000000-0000-0000-0000-000000000000", "after:1e3", "after:NaN", "after:1.0",
+              "2024-02-30", "yesterday"]  # fmt: skip
 
 
 def _position(chance: random.Random) -> tuple[str, str]:
@@ -343,16 +437,24 @@ def _take_position(made: World, given: tuple[str, str], told: Told) -> None:
 
 def _stored(chance: random.Random) -> Any:
     if chance.random() < 0.5:
-        return mutated(chance.choice(bad._NAMES), chance)  # noqa: SLF001
-    return bad._config(chance)  # noqa: SLF001
+        return mutated(chance.choice(bad._NAMES), chance)
+    return bad._config(chance)
 
 
 def _take_stored(made: World, given: Any, told: Told) -> None:
-    spec = gd.JobSpec(given, gd.NewRows("t", "id"), gd.Schedule("H * * * *")) if isinstance(given, str) else bad._make_all(given)  # noqa: SLF001
+    spec = (
+        gd.JobSpec(given, gd.NewRows("t", "id"), gd.Schedule("H * * * *"))
+        if isinstance(given, str)
+        else bad._make_all(given)
+    )
     connection = made.connection
     jobs.register(connection, spec, Registration())
     record = jobs.get(connection, spec.name)
-    if record.spec != json.loads(json.dumps(spec.as_json())) or record.spec_hash != spec.hash or record.schedule != spec.schedule:
+    if (
+        record.spec != json.loads(json.dumps(spec.as_json()))
+        or record.spec_hash != spec.hash
+        or record.schedule != spec.schedule
+    ):
         raise WrongError("it is stored as another job")
     told(record.timeout, record.grace, record.open_tick, record.after_release)
 
@@ -361,8 +463,10 @@ def _take_stored(made: World, given: Any, told: Told) -> None:
 
 
 def _rows(chance: random.Random) -> tuple[str, str, list[dict[Any, Any]]]:
-    good: dict[str, Any] = {"i": 1, "b": 2**40, "t": "x", "n": Decimal("1.5"), "f": 1.5, "j": {"a": 1}, "js": [1], "a": [1, 2], "ts": datetime(2024, 1, 1, tzinfo=timezone.utc),
-            "d": date(2024, 1, 1), "u": UUID(int=1), "by": b"a", "bo": True, "v": "abc", "tt": ["a"], "iv": timedelta(1), "m": "good", 'odd "%s': "x"}  # fmt: skip
+    good: dict[str, Any] = {"i": 1, "b": 2**40, "t": "x", "n": Decimal("1.5"), "f": 1.5, "j": {"a": 1}, "js": [1],
+    "a": [1, 2], "ts": datetime(2024, 1, 1, tzinfo=timezone.utc),
+            "d": date(2024, 1, 1), "u": UUID(int=1), "by": b"a", "bo": True, "v": "abc", "tt": ["a"],
+            "iv": timedelta(1), "m": "good", 'odd "%s': "x"}  # fmt: skip
     names = chance.sample(list(good), chance.randint(1, 4))
     rows: list[dict[Any, Any]] = [{name: good[name] for name in names} for _ in range(chance.choice((1, 2, 3)))]
     for _ in range(chance.choice((1, 1, 2))):
@@ -397,7 +501,9 @@ def _take_rows(made: World, given: tuple[str, str, list[dict[Any, Any]]], told: 
         record = support.run(SPECS["copied"], made.url, work)
     except Exception as error:
         outcome, said_, kept = support.query(
-            made.url, "select outcome, error, (select count(*) from kept) from gaffer.job_runs where job = 'copied' order by id desc limit 1"
+            made.url,
+            "select outcome, error, (select count(*) from kept) from gaffer.job_runs"
+            " where job = 'copied' order by id desc limit 1",
         )[0]  # fmt: skip
         told(said_)
         after = support.query(made.url, "select position from gaffer.job_watermark where job = 'copied'")
@@ -425,7 +531,14 @@ def _take_source_rows(made: World, given: tuple[str, Any, Any, Any], told: Told)
         if name == "texts":
             support.execute(made.url, "insert into texts (id, v) values (%s, %s) on conflict do nothing", key, number)
         else:
-            support.execute(made.url, "insert into queue (id, v, n, at) values (%s, %s, %s, %s) on conflict do nothing", key, key, number, at)
+            support.execute(
+                made.url,
+                "insert into queue (id, v, n, at) values (%s, %s, %s, %s) on conflict do nothing",
+                key,
+                key,
+                number,
+                at,
+            )
     except (psycopg.Error, UnicodeEncodeError):
         return "no row"
     seen: list[str] = []
@@ -452,7 +565,12 @@ def _take_told_of_run(made: World, given: Any, told: Told) -> str | None:
     support.add_rows(made.url, 2)
     before = support.query(made.url, "select count(*) from target")[0][0]
 
-    @gd.gaffer_asset(due=gd.NewRows("source", "id"), name="copied", schedule=support.spec("copied").schedule, bounds=gd.Bounds(timeout="5m"))
+    @gd.gaffer_asset(
+        due=gd.NewRows("source", "id"),
+        name="copied",
+        schedule=support.spec("copied").schedule,
+        bounds=gd.Bounds(timeout="5m"),
+    )
     def copied(batch: gd.Batch) -> Any:
         support.copy_rows(batch)
         return given
@@ -475,9 +593,12 @@ def _take_told_of_run(made: World, given: Any, told: Told) -> str | None:
 
 # Those that go on until a signal, or that are of the private server and of Dagster's own instance.
 _APART = {"watch", "db url", "db psql", "db stop", "db reset", "dagster sync", "dagster check", "doctor", "completion"}
-_ARGUMENTS = [*_POSITIONS, *NASTY, *SPECS, "5m", "2h", "1d", "0", "-5", "1", "99999999999999999999", "a/b", "0 6 * * *", "H * * * *", "@daily", "Europe/Berlin",
-              "10%", "101%", "2024-01-01/2024-01-02", "5m..50m", "nowhere.py", "no.module", "os", "log", "ann", "source", "public.source", "kept", "--", "-",
-              "--json", "--yes", "--help", "-h", "\udcff\udcfe", "queue", "id", "v is null", "/none/x.prom", "x.prom"]  # fmt: skip
+_ARGUMENTS = [*_POSITIONS, *NASTY, *SPECS, "5m", "2h", "1d", "0", "-5", "1", "99999999999999999999", "a/b",
+"0 6 * * *", "H * * * *", "@daily", "Europe/Berlin",
+              "10%", "101%", "2024-01-01/2024-01-02", "5m..50m", "nowhere.py", "no.module", "os", "log", "ann",
+              "source", "public.source", "kept", "--", "-",
+              "--json", "--yes", "--help", "-h", "\udcff\udcfe", "queue", "id", "v is null", "/none/x.prom",
+              "x.prom"]  # fmt: skip
 
 
 def _leaves(group: click.Group = main, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -542,15 +663,17 @@ def _take_words(made: World, given: tuple[str, ...], told: Told, url: str | None
 
 
 def _with_bad_url(chance: random.Random) -> tuple[str, tuple[str, ...]]:
-    words = chance.choice([("status",), ("check",), ("runs", "a"), ("migrate",), ("audit",), ("run", "a", "-m", "tests.support.jobs"), ("check", "--json"),
-                           ("pause", "a"), ("metrics",), ("preview", "a"), ("db", "reset", "--yes"), ("alerts", "list")])  # fmt: skip
+    words = chance.choice([("status",), ("check",), ("runs", "a"), ("migrate",), ("audit",), ("run", "a", "-m",
+    "tests.support.jobs"), ("check", "--json"),
+                           ("pause", "a"), ("metrics",), ("preview", "a"), ("db", "reset", "--yes"), ("alerts",
+                           "list")])  # fmt: skip
     # An environment holds no such text.
-    return bad._dsn(chance).replace("\0", "").encode(errors="replace").decode(), words  # noqa: SLF001
+    return bad._dsn(chance).replace("\0", "").encode(errors="replace").decode(), words
 
 
 def _take_with_bad_url(made: World, given: tuple[str, tuple[str, ...]], told: Told) -> str:
     url, words = given
-    if bad._is_meant(url) or url.strip() in ("", "local"):  # noqa: SLF001
+    if bad._is_meant(url) or url.strip() in ("", "local"):
         return "names the secret as something else"
     return _take_words(made, words, told, url)
 
@@ -560,12 +683,14 @@ def _take_with_bad_url(made: World, given: tuple[str, tuple[str, ...]], told: To
 
 def _take_pass(made: World, environment: dict[str, str], told: Told) -> None:
     support.execute(made.owner, "delete from gaffer.alert_delivery")
-    with bad.guarded_network(), mock.patch("subprocess.run", bad._in_this_process):  # noqa: SLF001
+    with bad.guarded_network(), mock.patch("subprocess.run", bad._in_this_process):
         done = attend(made.connection, Watcher("check:fuzz"), environment, wrap(LOGGER))
     told(done)
 
 
-@gd.gaffer_asset(due=gd.NewRows("source", "id"), schedule=support.spec("copied").schedule, bounds=gd.Bounds(timeout="5m"))
+@gd.gaffer_asset(
+    due=gd.NewRows("source", "id"), schedule=support.spec("copied").schedule, bounds=gd.Bounds(timeout="5m")
+)
 def copied(batch: gd.Batch) -> None:
     support.copy_rows(batch)
 
@@ -580,8 +705,10 @@ def queue(batch: gd.Batch) -> None: ...
 
 _DEFS = gd.build_definitions(copied, daily, queue, resource=gd.GafferResource(dsn=dg.EnvVar("GAFFER_DATABASE_URL")))
 _ACTIONS: Mapping[str, Sequence[str]] = {
-    "gaffer_pause": ("until",), "gaffer_resume": (), "gaffer_release": ("slot",), "gaffer_set_watermark": ("position", "dry_run"),
-    "gaffer_redo_interval": ("interval", "despite_pause"), "gaffer_retry_rows": ("keys", "all_parked"), "gaffer_drop_rows": ("keys", "all_parked"),
+    "gaffer_pause": ("until",), "gaffer_resume": (), "gaffer_release": ("slot",), "gaffer_set_watermark": ("position",
+    "dry_run"),
+    "gaffer_redo_interval": ("interval", "despite_pause"), "gaffer_retry_rows": ("keys", "all_parked"),
+    "gaffer_drop_rows": ("keys", "all_parked"),
 }  # fmt: skip
 
 
@@ -635,5 +762,5 @@ def with_database(made: World) -> Iterator[Kind]:
     yield Kind("metadata of a run", 1, _metadata, of(_take_told_of_run))
     yield Kind("words of a command", 20, _words, of(_take_words))
     yield Kind("command with a bad URL", 8, _with_bad_url, of(_take_with_bad_url))
-    yield Kind("receivers that are told", 3, bad._receivers, of(_take_pass))  # noqa: SLF001
+    yield Kind("receivers that are told", 3, bad._receivers, of(_take_pass))
     yield Kind("config of an operator's job", 1, _launched, of(_take_launched), _DAGSTERS)

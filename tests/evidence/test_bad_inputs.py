@@ -63,7 +63,11 @@ def test_passwords_that_are_not_struck_out_are_found(monkeypatch: pytest.MonkeyP
 
 
 def test_a_secret_in_another_form_is_found() -> None:
-    for shown in (bad_inputs.CANARY.upper(), "Authorization: Basic bWU6S2FuYXJpZW52b2dlbDdxCg==", "xS2FuYXJpZW52b2dlbDdxx"):
+    for shown in (
+        bad_inputs.CANARY.upper(),
+        "Authorization: Basic bWU6S2FuYXJpZW52b2dlbDdxCg==",
+        "xS2FuYXJpZW52b2dlbDdxx",
+    ):
         assert fuzz.leaked(["nothing", f"it was {shown}"]) is not None
     assert fuzz.leaked(["a canary bird", "Kanarienvogel"]) is None
 
@@ -80,9 +84,14 @@ def test_a_secret_in_what_an_error_came_of_is_found() -> None:
 
 def test_what_the_database_cannot_keep_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(due, "is_text", lambda value: isinstance(value, str))
-    given = bad_inputs._config(random.Random(1))[:]  # noqa: SLF001
+    given = bad_inputs._config(random.Random(1))[:]
     given[1] = bad_inputs.Given(due.NewRows, {"table": "t", "key": "\ud800"})
-    given = [given[0], given[1], *(bad_inputs.Given(each.what, {}) for each in given[2:4]), bad_inputs.Given(given[4].what, {"name": "a"})]
+    given = [
+        given[0],
+        given[1],
+        *(bad_inputs.Given(each.what, {}) for each in given[2:4]),
+        bad_inputs.Given(given[4].what, {"name": "a"}),
+    ]
     given[0] = bad_inputs.Given(given[0].what, {"cron": "0 6 * * *"})
     assert "the database cannot keep" in told(repeating("configuration", given), 1)
 
@@ -98,7 +107,7 @@ def test_an_error_of_pythons_own_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(alert, "_names", names)
     given = [bad_inputs.Given(alert.Alerts, {"receivers": 3})]
-    take: Callable[..., Any] = lambda given, _: bad_inputs._made(given[0])  # noqa: E731, SLF001
+    take: Callable[..., Any] = lambda given, _: bad_inputs._made(given[0])  # noqa: E731
     assert "TypeError in names" in told(bad_inputs.Kind("made", 1, lambda _: given, take), 1)
 
 
