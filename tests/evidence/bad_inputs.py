@@ -332,8 +332,6 @@ def _is_meant(text: str) -> bool:
         parts = db.parse_url(text)
     except gd.GafferError:
         return False
-    if str(parts.get("host", "")).startswith("/"):
-        return CANARY.lower() in str(parts["host"]).lower()  # a path may be any
     return any(
         CANARY.lower() in str(parts.get(name, "")).lower() and not re.search(signs, str(parts[name]))
         for name, signs in (
