@@ -337,7 +337,8 @@ def _is_meant(text: str) -> bool:
         for name, signs in (
             ("user", ":"),
             ("service", " "),
-            ("host", "[@:/ ]"),
+            ("sslmode", " "),  # what libpq itself repeats
+            ("host", "[;=]|^[^/].*[@:/ ]"),
             ("hostaddr", "[@:/ ]"),
             ("dbname", "[@:/ ]"),
         )
