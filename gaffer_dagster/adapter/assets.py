@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from difflib import get_close_matches
 from functools import partial, wraps
-from typing import Any, Protocol, TypedDict, get_type_hints, overload
+from typing import Any, Protocol, TypedDict, cast, get_type_hints, overload
 from weakref import WeakKeyDictionary
 
 import dagster as dg
@@ -206,6 +206,11 @@ def gaffer_asset(
     if positional or due is None:
         raise BadSpecError("gaffer_asset: give due= by its name, as in @gd.gaffer_asset(due=gd.NewRows('t', key='id'))")
     _refuse(others)
+    _check_kind("metadata", metadata, "a dict", isinstance(metadata, Mapping))
+    _check_kind("description", description, "text", isinstance(description, str))
+    _check_kind("kinds", kinds, "a set of text", _is_of_text(kinds))
+    _check_kind("required_resource_keys", required_resource_keys, "a set of text", _is_of_text(required_resource_keys))
+    _check_kind("key_prefix", key_prefix, "a list of text", isinstance(key_prefix, str) or _is_of_text(key_prefix))
 
     def make(function: Function | SqlWork) -> dg.AssetsDefinition:
         resource_keys, work = (set[str](), function) if isinstance(function, SqlWork) else _work_of(function)
@@ -288,6 +293,17 @@ def _refuse(others: Mapping[str, object]) -> None:
         raise BadSpecError(
             f"gaffer_asset: {name}= is unknown; " + (f"did you mean {near[0]}=?" if near else "leave it out")
         )
+
+
+def _check_kind(name: str, value: object, wanted: str, is_right: bool) -> None:
+    if value is not None and not is_right:
+        raise BadSpecError(f"gaffer_asset: {name}= is a {type(value).__name__}, or not made of text; give {wanted}")
+
+
+def _is_of_text(value: object) -> bool:
+    return isinstance(value, (Set, list, tuple)) and all(
+        isinstance(each, str) for each in cast("Iterable[object]", value)
+    )
 
 
 def _work_of(function: Function) -> tuple[set[str], Work]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 
@@ -17,6 +17,8 @@ from gaffer_dagster.domain.run import Outcome, RunRecord
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.domain.watermark import Position, TimePosition
 from gaffer_dagster.store import db, jobs, runs
+
+_DEEPEST = 50
 
 
 def of_run(record: RunRecord, spec: JobSpec, beside: Beside | None = None) -> dict[str, Any]:
@@ -109,10 +111,20 @@ def of_function(told: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_taken(value: Any) -> bool:
     try:
-        dg.AssetObservation("probe", metadata={"probe": value})
+        # It is stored only later, and what cannot be would fail the step.
+        dg.serialize_value(dg.AssetObservation("probe", metadata={"probe": value}))
     except Exception:  # whatever it does not like about it
         return False
-    return not isinstance(value, int) or abs(value) < 2**63
+    within = value.data if isinstance(value, dg.JsonMetadataValue) else value
+    return (not isinstance(value, int) or abs(value) < 2**63) and not _is_deeper(within, _DEEPEST)
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Whoever stores or reads it goes down one call, or more, for each floor, from wherever he is."""
+    if not isinstance(value, (Mapping, list)) and type(value) is not tuple:  # a record of Dagster's is a kind of tuple
+        return False
+    within = cast("Mapping[Any, Any]", value).values() if isinstance(value, Mapping) else cast("list[Any]", value)
+    return most == 0 or any(_is_deeper(each, most - 1) for each in within)
 
 
 def _as_text(value: Any) -> str:

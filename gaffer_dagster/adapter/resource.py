@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
 import dagster as dg
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from typing_extensions import Unpack
 
 from gaffer_dagster import database
@@ -45,6 +45,8 @@ class GafferResource(dg.ConfigurableResource[Any]):
     Give `dsn` as `dg.EnvVar("GAFFER_DATABASE_URL")`: Dagster stores and shows a literal value in clear. `"local"`
     stands for a private server for development, kept in `.gaffer/` of the current folder.
     """
+
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     dsn: str = Field(
         repr=False, description="The database's URL; name a variable with dg.EnvVar, since a literal is shown in clear."

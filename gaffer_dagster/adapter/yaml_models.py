@@ -18,28 +18,43 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 import dagster as dg
 from dagster.components.resolved.errors import ResolutionException
 from pydantic import BaseModel, Field, create_model, model_validator
+from pydantic.fields import FieldInfo
 
+from gaffer_dagster.domain.alert import shown
 from gaffer_dagster.domain.duration import show_duration
 from gaffer_dagster.errors import GafferError
 
 _OPTION = re.compile(r"((?:`\w+`, )*`\w+`): (.+?)(?= (?:`\w+`, )*`\w+`: | Raises|$)")
 _SENTENCE = re.compile(r"\. (?=[A-Z`])")
 _URL = re.compile(r"\s*postgres(ql)?(\+\w+)?://")
+_NAMES = ("database_url_variable", "heartbeat", "receivers")
 _HIDDEN = "(not shown)"
 _PLAIN = (str, int, bool, date, datetime)
 
 
 class _Model(dg.Model):
-    """Errors of pydantic show what was given, and a URL may have got there: what is no field of ours, and the URL of a
-    database wherever it stands, is not shown."""
+    """Errors of pydantic show what was given, and a URL may have got there: what is no field of ours, what is no name
+    where one is meant, and the URL of a database wherever it stands, is not shown."""
 
     @model_validator(mode="before")
     @classmethod
     def _hide(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return _hidden(given)
-        items = cast("dict[Any, Any]", given).items()
-        return {name: _hidden(value) if name in cls.model_fields else _HIDDEN for name, value in items}
+        return _shown(cls, given)
+
+
+def _shown(model: type[BaseModel], given: Any) -> Any:
+    """A mapping that lacks something is shown as a whole, with all that is within."""
+    if not isinstance(given, dict):
+        return _name(given)
+    items = cast("dict[Any, Any]", _hidden(given)).items()
+    return {name: _of_field(model.model_fields.get(name), value) for name, value in items}
+
+
+def _of_field(field: FieldInfo | None, value: Any) -> Any:
+    if field is None:
+        return _HIDDEN
+    is_mapping = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    return _shown(field.annotation, value) if is_mapping else value
 
 
 def _hidden(value: Any) -> Any:
@@ -48,8 +63,17 @@ def _hidden(value: Any) -> Any:
     if isinstance(value, list):
         return [_hidden(each) for each in cast("list[Any]", value)]
     if isinstance(value, dict):
-        return {name: _hidden(each) for name, each in cast("dict[Any, Any]", value).items()}
+        items = cast("dict[Any, Any]", value).items()
+        return {name: _name(each) if name in _NAMES else _hidden(each) for name, each in items}
     return value
+
+
+def _name(value: Any) -> Any:
+    """What cannot be one is refused later, whatever stands there then."""
+    if isinstance(value, list):
+        return [_name(each) for each in cast("list[Any]", value)]
+    is_shown = isinstance(value, str) and (value.isidentifier() or "{{" in value or shown(value) == repr(value))
+    return value if is_shown or value is None else _HIDDEN
 
 
 @cache

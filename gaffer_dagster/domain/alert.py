@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import Enum
@@ -112,7 +113,7 @@ class Alerts:
         object.__setattr__(self, "receivers", None if receivers is None else _names(receivers))
         if heartbeat is not None and not is_variable(heartbeat):
             raise BadSpecError(
-                f"alerts: heartbeat={_shown(heartbeat)} is no name of an environment variable; put the URL into one, "
+                f"alerts: heartbeat={shown(heartbeat)} is no name of an environment variable; put the URL into one, "
                 "such as NIGHTLY_PING_URL, and give its name (a URL that is written here would be stored and shown)"
             )
         object.__setattr__(self, "heartbeat", heartbeat)
@@ -142,9 +143,10 @@ def _as_json(value: Any) -> object:
     return show_duration(value) if isinstance(value, timedelta) else value
 
 
-def _shown(value: object) -> str:
-    """A URL may hold a secret, and an error is shown and stored."""
-    return "(a URL, not shown)" if isinstance(value, str) and "://" in value else repr(value)
+def shown(value: object) -> str:
+    """What stands where a URL may have got by mistake: an error is shown and stored, so that only a short word is."""
+    is_word = isinstance(value, str) and re.fullmatch(r"[\w .-]{0,12}", value, re.ASCII)
+    return repr(value) if is_word else "(not shown, it may be a URL)"
 
 
 def is_variable(name: object) -> bool:
@@ -152,13 +154,15 @@ def is_variable(name: object) -> bool:
 
 
 def _names(receivers: Iterable[str]) -> tuple[str, ...]:
+    if not isinstance(receivers, Iterable):
+        raise BadSpecError(f"alerts: receivers: a {type(receivers).__name__} is no list of names; give one")
     found = (receivers,) if isinstance(receivers, str) else tuple(receivers)
     for name in found:
         if not (isinstance(name, str) and name.isascii() and name.isidentifier() and name.lower() == name):
             raise BadSpecError(
-                f"alerts: receivers: {_shown(name)} is no name; use a-z, 0-9 and _, such as 'oncall', whose address "
+                f"alerts: receivers: {shown(name)} is no name; use a-z, 0-9 and _, such as 'oncall', whose address "
                 "is in GAFFER_RECEIVER_ONCALL"
             )
     if not found:
         raise BadSpecError("alerts: receivers is empty; name at least one, or leave it out to tell all")
-    return found
+    return found if isinstance(receivers, Sequence) else tuple(sorted(found))  # a set's order differs by the process

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 from zoneinfo import ZoneInfo
 
 from typing_extensions import LiteralString
@@ -83,7 +83,7 @@ class NewRows:
             lag = _as_duration(settle, f"NewRows on {table}: settle")
         if start != "beginning":
             raise BadSpecError(f"NewRows on {table}: start={start!r} is not offered; use start='beginning'")
-        if where is not None and (not isinstance(where, str) or not where.strip() or "\0" in where):
+        if where is not None and (not is_text(where) or not where.strip()):
             raise BadSpecError(f"NewRows on {table}: where={where!r} is no SQL condition; write one, or leave it out")
         object.__setattr__(self, "table", table)
         object.__setattr__(self, "key", key)
@@ -141,7 +141,7 @@ class PendingRows:
     ) -> None:
         _check_names("PendingRows", table=table, key=key)
         for field, value, example in (("pending", pending, "done_at is null"), ("done", done, "done_at = now()")):
-            if not isinstance(value, str) or not value.strip() or "\0" in value:
+            if not is_text(value) or not value.strip():
                 raise BadSpecError(f"PendingRows on {table}: {field}={value!r} is no SQL; write such as {example!r}")
         for field, value, most in (("attempts", attempts, 1_000), ("parallel", parallel, MOST_SLOTS)):
             if type(value) is not int or not 1 <= value <= most:
@@ -373,9 +373,14 @@ def prepare_command(table: str, key: str, *options: str) -> str:
     return shlex.join(["gaffer", "prepare", table, "--key", key, *options])
 
 
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether it is text that a database can keep."""
+    return isinstance(value, str) and "\0" not in value and not any("\ud800" <= char <= "\udfff" for char in value)
+
+
 def _check_names(kind: str, **names: object) -> None:
     for field, value in names.items():
-        if not isinstance(value, str) or not value or "\0" in value or value != value.strip():
+        if not is_text(value) or not value or value != value.strip():
             raise BadSpecError(f"{kind}: {field}={value!r} is no name; write it as in SQL, without blanks around")
 
 

@@ -14,7 +14,17 @@ from typing import Any, cast
 
 from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import BATCH_ROWS, CLAIMED_ROWS, Bounds, Limits, limits
-from gaffer_dagster.domain.due import Due, EachInterval, Elapsed, Intervals, NewRows, PendingRows, Stretches, Window
+from gaffer_dagster.domain.due import (
+    Due,
+    EachInterval,
+    Elapsed,
+    Intervals,
+    NewRows,
+    PendingRows,
+    Stretches,
+    Window,
+    is_text,
+)
 from gaffer_dagster.domain.duration import as_duration, show_duration
 from gaffer_dagster.domain.moment import show_local
 from gaffer_dagster.domain.schedule import Schedule
@@ -75,9 +85,7 @@ class JobSpec:
             )
         if self.max_late is not None:
             object.__setattr__(self, "max_late", as_duration(self.max_late, f"job {self.name!r}: max_late"))
-        if not isinstance(self.protect, (list, tuple)) or not all(
-            isinstance(table, str) and table for table in self.protect
-        ):
+        if not isinstance(self.protect, (list, tuple)) or not all(is_text(table) and table for table in self.protect):
             raise BadSpecError(f"job {self.name!r}: protect={self.protect!r} is no list of tables' names; give one")
         object.__setattr__(self, "protect", tuple(self.protect))
         if self.schedule is not None:

@@ -103,21 +103,24 @@ class Batch:
         given = list(rows)
         if given:
             target = self._table(table)
-            whole = payload.insert_by_arrays(target, given)
-            if whole is not None:
-                self.execute(*whole)
-            else:
-                self.executemany(*payload.insert_one_by_one(target, given))
+            with payload.unsendable(self._connection, target, given):
+                whole = payload.insert_by_arrays(target, given)
+                if whole is not None:
+                    self.execute(*whole)
+                else:
+                    self.executemany(*payload.insert_one_by_one(target, given))
         return len(given)
 
     def copy(self, table: str, rows: Iterable[Mapping[str, Any]]) -> int:
         """The same as `insert` by COPY, which is faster from thousands of rows on. `rows` is read to its end first."""
         given = list(rows)
         if given:
-            statement, values = payload.copy(self._table(table), given)
+            target = self._table(table)
+            statement, values = payload.copy(target, given)
             self._before()
             try:
-                batches.copy(self._connection, statement, values)
+                with payload.unsendable(self._connection, target, given):
+                    batches.copy(self._connection, statement, values)
             except BaseException as error:
                 self._after(error)
                 raise

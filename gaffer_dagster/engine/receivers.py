@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 from urllib.parse import unquote, unquote_plus
 
-from gaffer_dagster.domain.alert import Severity
+from gaffer_dagster.domain.alert import Severity, shown
 from gaffer_dagster.domain.notice import Message
 from gaffer_dagster.engine import web
 from gaffer_dagster.engine.log import Log
@@ -88,7 +88,9 @@ def _severity(variable: str, environment: Mapping[str, str]) -> Severity:
     try:
         return Severity(environment.get(variable, "warning"))
     except ValueError:
-        raise BadInputError(f"{variable}={environment[variable]!r} is no severity; write error or warning") from None
+        raise BadInputError(
+            f"{variable}={shown(environment[variable])} is no severity; write error or warning"
+        ) from None
 
 
 @dataclass(frozen=True)

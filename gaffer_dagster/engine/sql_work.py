@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from typing_extensions import LiteralString
 
+from gaffer_dagster.domain.due import is_text
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.errors import BadSpecError
 from gaffer_dagster.store import batches, db
@@ -25,7 +26,7 @@ class SqlWork:
     sql: LiteralString
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sql, str) or "\0" in self.sql:
+        if not is_text(self.sql):
             raise BadSpecError(f"sql={self.sql!r} is no SQL; write one statement that reads due")
         begins = batches.skip_comments(self.sql)
         if not _STATEMENT.match(begins):

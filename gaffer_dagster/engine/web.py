@@ -22,6 +22,7 @@ from datetime import timedelta
 from typing import TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from gaffer_dagster.domain.alert import shown
 from gaffer_dagster.engine.limit import within
 from gaffer_dagster.errors import BadInputError, NotDeliveredError
 
@@ -72,7 +73,7 @@ def is_set(variable: str, environment: Mapping[str, str]) -> bool:
     """Whether a switch is on: 1, or off: 0, empty or left out. Raises `BadInputError`."""
     value = environment.get(variable, "")
     if value not in ("", "0", "1"):
-        raise BadInputError(f"{variable}={value!r}: write 1, or leave it out")
+        raise BadInputError(f"{variable}={shown(value)}: write 1, or leave it out")
     return value == "1"
 
 
@@ -204,7 +205,7 @@ def _what(error: Exception, limit: timedelta) -> str:
         return str(error)
     if isinstance(error, TimeoutError):
         return f"no answer within {limit.total_seconds():g} s"
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, (socket.gaierror, UnicodeError)):  # the latter of a part that is empty, or too long
         return "its name cannot be resolved"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not valid: {error.verify_message.partition(',')[0]}"

@@ -72,6 +72,8 @@ def parse_url(url: str) -> dict[str, Any]:
             text = "postgresql://" + text.removeprefix(scheme)
     if not text:
         raise BadInputError("the database URL is empty; give one such as postgresql://user@host:5432/name")
+    if "\0" in text:  # where libpq stops reading
+        raise BadInputError(_UNREADABLE)
     try:
         parts = conninfo.conninfo_to_dict(text)
     except (psycopg.Error, UnicodeError):
@@ -79,6 +81,10 @@ def parse_url(url: str) -> dict[str, Any]:
     # A password with an @ or / of its own ends up in the host, the port or the name, which errors show.
     before_query = text.partition("://")[2].partition("?")[0]
     astray = before_query.count("@") > 1 or "@" in before_query.partition("/")[2]
+    # A whole URL, or a part of one, under a keyword. A host that begins with / or @ is a socket.
+    user, host, name = (str(parts.get(keyword, "")) for keyword in ("user", "host", "dbname"))
+    odd_host = any(re.search(r"[;=]|^[^/@].*[@/]", each) for each in host.split(","))
+    astray = astray or odd_host or ":" in user or re.search(r"//|:.*[@/]|@.*[:/]", name, re.DOTALL)
     if astray or re.search(r"[^0-9,]", str(parts.get("port") or "")):
         raise BadInputError(_UNREADABLE)
     if "options" in parts:
@@ -214,7 +220,11 @@ def probe(connection: Connection) -> None:
         connection.execute("select")
 
 
-_PASSWORD = re.compile(r"(?<=://)([^:/@\s]*):[^@\s]+@|(password\s*=\s*)\S+", re.IGNORECASE)
+_PASSWORD = re.compile(
+    r"""(?<=://)([^:/@\s]*):\S+@"""  # to the last @, which the password may have too
+    r"""|(password(?:\s*=\s*|["']\s*:\s*))(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\S+)""",
+    re.IGNORECASE,
+)
 
 
 def redact(text: str) -> str:

@@ -6,13 +6,15 @@ thousands of rows on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from psycopg import sql
 from psycopg.types.json import Json, Jsonb
 
-from gaffer_dagster.errors import BadInputError
+from gaffer_dagster.errors import BadInputError, GafferError
+from gaffer_dagster.store import db
 from gaffer_dagster.store.tables import Table
 
 Rows = Sequence[Mapping[str, Any]]
@@ -54,6 +56,34 @@ def copy(table: Table, rows: Rows) -> tuple[sql.Composed, list[list[Any]]]:
         table.identifier, sql.SQL(", ").join(map(sql.Identifier, names))
     )
     return statement, [[_value(table, name, row[name]) for name in names] for row in rows]
+
+
+@contextmanager
+def unsendable(connection: db.Connection, table: Table, rows: Rows) -> Generator[None]:
+    """A value that cannot be made into what is sent (of an unknown type, too deep, no text for a database) is said with
+    its row and column, as a `BadInputError`: the driver's own error names neither."""
+    try:
+        yield
+    except GafferError:
+        raise
+    except Exception as error:
+        if db.is_database_error(error) and (db.sqlstate(error) is not None or db.lost_connection(error)):
+            raise  # the server's own word
+        where = _culprit(connection, table, rows)
+        raise BadInputError(
+            f"{where} for table {table} cannot be sent: {db.primary_message(error)}; give a value that psycopg, or for "
+            "a column of JSON the json module, takes"
+        ) from error
+
+
+def _culprit(connection: db.Connection, table: Table, rows: Rows) -> str:
+    for number, row in enumerate(rows):
+        for name, value in row.items():
+            try:
+                sql.Literal(_value(table, name, value)).as_bytes(connection)
+            except Exception:
+                return f"row {number}, column {name!r} (a {type(value).__name__})"
+    return "a value"
 
 
 def _doubled(*names: str) -> sql.Identifier:

@@ -16,6 +16,8 @@ from uuid import uuid4
 
 import dagster as dg
 import pytest
+from dagster.components.resolved.errors import ResolutionException
+from pydantic import ValidationError
 
 import gaffer_dagster as gd
 from gaffer_dagster.adapter.component import GafferComponent
@@ -319,6 +321,32 @@ def test_a_heartbeat_is_no_url_either(project: Project) -> None:
         project({"copied/defs.yaml": text})
     assert "defs.yaml:7 - attributes.alerts.heartbeat: " in str(root_cause(refusal.value))
     assert "s3cret" not in str(root_cause(refusal.value))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"database_url_variable": {"password": "s3cret"}},
+        {"database_url_variable": ["host=db password=s3cret"]},
+        {"alerts": {"heartbeat": ["https://ping.example/s3cret"]}},
+        {"alerts": {"receivers": [{"url": "https://hooks.example/s3cret"}]}},
+        {"alerts": {"receivers": "https://hooks.example/s3cret"}},
+        {"alerts": "https://hooks.example/s3cret"},
+        {"name": None, "alerts": {"dsn": "host=db password=s3cret"}},
+        {"name": None, "database_url_variable": "host=db password=s3cret"},
+    ],
+)
+def test_a_secret_of_the_wrong_form_or_place_is_not_shown(given: dict[str, Any]) -> None:
+    with pytest.raises((ValidationError, ResolutionException)) as refusal:
+        load(**given)
+    assert "s3cret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("given", [["postgresql://me:s3cret@db/x"], {"url": "s3cret"}])
+def test_a_resource_of_the_wrong_form_does_not_show_it(given: Any) -> None:
+    with pytest.raises(ValidationError, match="dsn") as refusal:
+        gd.GafferResource(dsn=given)
+    assert "s3cret" not in str(refusal.value)
 
 
 # One code location.

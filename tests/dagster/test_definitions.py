@@ -331,6 +331,10 @@ def test_a_result_of_dagsters_own_is_refused_before_the_batch_is_committed(url: 
     assert jobs.query(url, "select position from gaffer.job_watermark") == [(None,)]
 
 
+class Number(int):
+    pass
+
+
 class Odd:
     def __repr__(self) -> str:
         return "<something odd>"
@@ -339,6 +343,9 @@ class Odd:
 def test_metadata_that_dagster_cannot_take_is_shown_as_text_and_fails_nothing(url: str) -> None:
     """The work is committed by then: a failed step would say that it is not."""
     jobs.make_source(url, 2)
+    deep: list[Any] = []
+    for _ in range(900):
+        deep = [deep]
 
     @gd.gaffer_asset(due=gd.NewRows("source", "id"))
     def telling(batch: gd.Batch) -> dict[str, Any]:
@@ -349,6 +356,8 @@ def test_metadata_that_dagster_cannot_take_is_shown_as_text_and_fails_nothing(ur
             "not a number": float("nan"),
             "nested": {"odd": Odd()},
             "listed": [Odd()],
+            "number": Number(3),
+            "deep": deep,
             "": 1,
             "mine": 3,
             "text": "as it is",

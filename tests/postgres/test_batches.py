@@ -441,6 +441,22 @@ def test_a_table_name_that_cannot_be_read_fails_the_batch_by_name(url: str, work
         assert "no such. table" in last_run(url)[2]
 
 
+@pytest.mark.parametrize("how", ["insert", "copy"])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("about", object()), ("about", {"a": object()}), ("id", object()), ("name", "a\0b"), ("name", "\ud800")],
+)
+def test_a_value_that_cannot_be_sent_is_named_by_its_row_and_column(
+    url: str, work: Any, how: str, column: str, value: Any
+) -> None:
+    jobs.execute(url, "create table things (id int, name text, about jsonb)")
+    good = {"id": 1, "name": "a", "about": {}}
+    with pytest.raises(BadInputError, match=rf"row 1, column '{column}' \(a \w+\) for table public\.things"):
+        work(lambda batch: getattr(batch, how)("things", [good, good | {column: value}]))
+    assert last_run(url)[0] == "failed"
+    assert jobs.query(url, "select count(*) from things") == [(0,)]
+
+
 def test_a_constraint_that_waited_for_the_commit_is_a_known_failure(url: str, work: Any) -> None:
     jobs.execute(
         url,

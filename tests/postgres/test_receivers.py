@@ -101,6 +101,8 @@ def test_the_log_is_always_there_and_the_others_are_as_the_environment_has_them(
         ({X: f"https://höst/{SECRET}"}, f"{X}: cannot be read"),
         ({X: "https://host", f"{X}_SEVERITY": "fatal"}, f"{X}_SEVERITY='fatal'"),
         ({X: "https://host", f"{X}_PRIVATE": "yes"}, f"{X}_PRIVATE='yes'"),
+        ({X: "https://host", f"{X}_SEVERITY": f"https://host/{SECRET}"}, f"{X}_SEVERITY=(not shown"),
+        ({X: "https://host", f"{X}_PRIVATE": f"https://host/{SECRET}"}, f"{X}_PRIVATE=(not shown"),
         ({f"{X}_SEVERITY": "error"}, f"{X} is empty, or not set"),
         ({"GAFFER_RECEIVER_x": "https://host"}, "A-Z"),
         ({"GAFFER_RECEIVER_": "https://host"}, "A-Z"),

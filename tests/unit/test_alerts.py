@@ -35,6 +35,11 @@ MINUTE = timedelta(minutes=1)
         ({"receivers": ["On Call"]}, "receivers"),
         ({"receivers": ["https://hooks.example/secret"]}, "receivers"),
         ({"receivers": [3]}, "receivers"),
+        ({"receivers": 3}, "receivers"),
+        ({"receivers": ["mailto:secret@example.org"]}, "receivers"),
+        ({"receivers": [{"url": "secret"}]}, "receivers"),
+        ({"heartbeat": "ping.example/secret"}, "heartbeat"),
+        ({"heartbeat": ["https://ping.example/secret"]}, "heartbeat"),
         ({"heartbeat": "https://ping.example/secret"}, "heartbeat"),
         ({"heartbeat": ""}, "heartbeat"),
     ],
@@ -43,6 +48,11 @@ def test_what_cannot_be_meant_is_refused_by_its_name(settings: dict[str, object]
     with pytest.raises(BadSpecError, match=field) as refused:
         Alerts(**settings)  # pyright: ignore[reportArgumentType]
     assert "secret" not in str(refused.value)
+
+
+def test_the_order_of_a_set_of_receivers_is_the_same_in_every_process() -> None:
+    assert Alerts(receivers={"c", "a", "b"}).receivers == ("a", "b", "c")
+    assert Alerts(receivers=["c", "a"]).receivers == ("c", "a")
 
 
 durations = st.timedeltas(min_value=timedelta(seconds=1), max_value=timedelta(days=400)).map(

@@ -27,6 +27,8 @@ def intervals(schedule: Schedule | None = NEW_YORK, **given: Any) -> Intervals:
         ({"table": " flights"}, "table=' flights'"),
         ({"table": "fl\0ights"}, "table='fl\\x00ights'"),
         ({"key": ""}, "key=''"),
+        ({"key": "\ud800"}, "key='\\ud800'"),
+        ({"where": "a = '\ud800'"}, "where="),
         ({"settle": "1m"}, "settle='1m'"),
         ({"cursor": "at", "settle": "soon"}, "NewRows on flights: settle='soon'"),
         ({"cursor": "at", "settle": "1000000d"}, "settle='1000000d' is longer than 3,653 days"),

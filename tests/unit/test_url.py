@@ -18,6 +18,10 @@ FORMS = [
     f"postgresql://u:{{}}@{NOWHERE}/x?application_name=a@b",
     f"postgresql://u:{{}}@{NOWHERE}",
     f"postgresql://{NOWHERE}/x?user=u&password={{}}",
+    f"dbname=postgresql://u:{{}}@{NOWHERE}/x",
+    "host=u:{}@127.0.0.1 port=1",
+    "host=/nowhere user=u:{}@127.0.0.1",
+    "host=127.0.0.1;port=1;password={}",
     "host=127.0.0.1 port=1 user=u password={}",
     "host=127.0.0.1 port=1 user=u password='{}",
     # mistyped
@@ -116,6 +120,9 @@ def test_a_database_that_is_away_is_said_with_what_to_check() -> None:
         ("postgresql+psycopg2://u:s3:cr3t@h/x and postgres://v:w@h", "postgresql+psycopg2://u:***@h/x and postgres://v:***@h"),
         ("host=h password=s3cr3t user=u", "host=h password=*** user=u"),
         ("Password = s3cr3t", "Password = ***"),
+        ("postgresql://u:s3@cr3t@h/x", "postgresql://u:***@h/x"),
+        ("password='s3 cr3t' user=u", "password=*** user=u"),
+        ('{"password": "s3cr3t", "user": "u"}', '{"password": ***, "user": "u"}'),
         ("nothing to hide: 10:30 a@b", "nothing to hide: 10:30 a@b"),
     ],
 )  # fmt: skip
