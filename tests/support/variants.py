@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from psycopg import sql
-from psycopg.types.json import Jsonb
 
+from gaffer_dagster.domain.lease import Lease
 from gaffer_dagster.domain.watermark import RowPosition
 from gaffer_dagster.engine.holding import Holding
 from gaffer_dagster.engine.run import Run
@@ -44,6 +45,7 @@ class Variant:
     check: str = _CHECK
     page: Callable[..., Any] | None = None
     believes_errors: bool = False
+    autocommits: bool = False
 
 
 def _page_by_id(
@@ -98,6 +100,9 @@ VARIANTS: dict[str, Variant] = {
     "key share, then the writes": Variant(
         _BARE, check_at=Station.DUE, check=_CHECK.replace("no key update", "key share")
     ),
+    # The lock is gone when the transaction of the check is; each write is one of its own. Only without an engine.
+    "locking check, then autocommit": Variant(_BARE, check_at=Station.DUE, autocommits=True),
+    "no check": Variant({**_BARE, _CHECK: "where job = p_job and slot = p_slot for no key update;"}),
     # A COMMIT whose answer is lost is taken for one that failed.
     "error means not committed": Variant(_BARE, believes_errors=True),
     "id > watermark": Variant(page=_page_by_id),
@@ -135,18 +140,19 @@ def patch(name: str) -> None:
 def observe(name: str, run: Run, station: Station, at: Callable[[str], None]) -> None:
     """Does the variant's check where it is a message of its own."""
     if station is VARIANTS[name].check_at:
-        lease = run._holding.lease
         connection = run._holding.connection()
         batch = connection.execute("select current_setting('gaffer.batch')").fetchone()
-        with db.refusals():
-            connection.execute(
-                "select gaffer.check_batch(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
-                [
-                    lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, batch[0] if batch else None,
-                    Jsonb(None), Jsonb(None), None, 0, run._holding.duration,
-                ],
-            )  # fmt: skip
+        check(connection, run._holding.lease, batch[0] if batch else None)
         at(CHECKED)
+
+
+def check(connection: db.Connection, lease: Lease, batch: UUID | str | None) -> None:
+    """What a variant asks before its writes, or behind them, in the transaction of this batch."""
+    with db.refusals():
+        connection.execute(
+            "select gaffer.check_batch(%s, %s, %s, %s, %s, %s, null, null, null, 0, '60 seconds')",
+            [lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, batch],
+        )
 
 
 def _define(url: str, text: str) -> None:

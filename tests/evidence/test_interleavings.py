@@ -1,0 +1,33 @@
+"""The short form of `interleavings.py`: all schedules of two runners, and protocols that are known to be wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.evidence import interleavings
+from tests.evidence.interleavings import BROKEN, SHORT, SOUND, WOKEN, Case, explore
+from tests.support import faults
+
+
+def _name(case: Case) -> str:
+    return "-".join([case.name, case.variant, case.expiry, case.fault, *(["inside"] if case.inside else [])])
+
+
+@pytest.mark.parametrize("case", [*SHORT, WOKEN, SOUND[1]], ids=_name)
+def test_no_order_of_statements_breaks_a_promise(case: Case, url: str) -> None:
+    found = explore(case, url)
+    faults.say(found.row())
+    assert found.schedules > 5
+    assert found.first == {}
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=_name)
+def test_a_broken_protocol_is_caught(case: Case, url: str) -> None:
+    found = explore(case, url, until_broken=True)
+    faults.say(found.row())
+    assert found.lost or found.twice, found.first
+
+
+def test_who_locks_behind_the_check_is_waited_for(url: str) -> None:
+    """What is blocked is seen as such: else nothing that waits would be tried."""
+    assert explore(interleavings.SOUND[1], url).blocked > 0
