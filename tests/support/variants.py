@@ -37,15 +37,16 @@ _AFTER_THE_CHECK = "    v_now := gaffer.clock();"
 
 @dataclass(frozen=True)
 class Variant:
-    """`replaced`: in the text of commit_batch. `check_at`: where the check is done as a message of its own, and
-    `check`: what replaces it there. `page`: how the rows are read."""
+    """`replaced`: in the text of commit_batch, and `elsewhere` in those of others. `check_at`: where the
+    check is done as a message of its own, and `check`: what replaces it there. `page`: how the rows are read."""
 
-    replaced: Mapping[str, str] = field(default_factory=dict)
+    replaced: Mapping[str, str] = field(default_factory=dict[str, str])
     check_at: Station | None = None
     check: str = _CHECK
     page: Callable[..., Any] | None = None
     believes_errors: bool = False
     autocommits: bool = False
+    elsewhere: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
 
 
 def _page_by_id(
@@ -105,6 +106,21 @@ VARIANTS: dict[str, Variant] = {
     "no check": Variant({**_BARE, _CHECK: "where job = p_job and slot = p_slot for no key update;"}),
     # A COMMIT whose answer is lost is taken for one that failed.
     "error means not committed": Variant(_BARE, believes_errors=True),
+    "a busy wake-up notes nothing": Variant(
+        elsewhere={
+            "acquire": {
+                "set wanted_at = greatest(gaffer.clock(), wanted_at + interval '1 microsecond')": "set slots = slots"
+            }
+        }
+    ),
+    "the end looks at no wish": Variant(
+        elsewhere={
+            "end_run": {
+                "and v_job.wanted_at is distinct from p_wanted_at then": "and false then",
+                "case when wanted_at is distinct from p_wanted_at then v_now": "case when false then v_now",
+            }
+        }
+    ),
     "id > watermark": Variant(page=_page_by_id),
     "id > watermark, below the horizon": Variant(page=_page_by_id_below_the_horizon),
 }
@@ -121,6 +137,8 @@ def install(url: str, name: str) -> None:
         _define(url, alone + "    return null;\nend $$;")
         text = start + rest
     _define(url, _replace(text, variant.replaced))
+    for function, replaced in variant.elsewhere.items():
+        replace(url, function, replaced)
 
 
 def replace(url: str, function: str, replaced: Mapping[str, str]) -> None:
@@ -157,7 +175,7 @@ def check(connection: db.Connection, lease: Lease, batch: UUID | str | None) -> 
 
 def _define(url: str, text: str) -> None:
     with jobs.connect(url) as connection:
-        connection.execute(text)  # without parameters: it has % of its own
+        connection.execute(text.encode())  # without parameters: it has % of its own
 
 
 def _function(name: str) -> str:
