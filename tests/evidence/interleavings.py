@@ -26,7 +26,7 @@ so; what is left is asked for again; and all that tests/support/invariants.py kn
 What is not stopped at (`shared`): messages that read or write only what nobody else writes or reads: the begin of a
 batch, its page (of rows that are there from the start), its writes to `target`, a rollback. They commute with every
 message of the others, so that an order that differs only by them is the same. The schedules that are counted are those
-that were run.
+that were run. In the same way a connection at rest is terminated only right before its next message.
 """
 
 from __future__ import annotations
@@ -454,7 +454,7 @@ class Lane:
                 options.append(self._restore)
             elif left is not Fault.NONE:
                 options += [
-                    lambda each=each: self._strike(each, case.fault)
+                    lambda each=each: self._strike(each, case)
                     for each in self.actors
                     if isinstance(each, Runner) and each.state is not State.OVER and each.on is not None
                 ]
@@ -567,9 +567,11 @@ class Lane:
     def now(self) -> datetime:
         return datetime.now(timezone.utc) + self.ahead
 
-    def _strike(self, runner: Runner, fault: Fault) -> None:
+    def _strike(self, runner: Runner, case: Case) -> None:
+        fault = case.fault
         self.trace.append(f"{fault} {runner.number}" + (f" at {runner.message}" if self.inside else ""))
         was, stop = runner.state, runner.stop
+        is_idle = runner.on is not None and runner.on.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
         ghost = Actor(runner.number, runner.pid)
         if fault is Fault.TERMINATE:
             self.monitor.execute("select pg_terminate_backend(%s)", [runner.pid])
@@ -578,6 +580,9 @@ class Lane:
             self._moves(ghost)
             if was is not State.STANDING:
                 runner.state = State.MOVING
+            elif is_idle:  # it holds nothing: when it is struck before it goes on is the same to everybody
+                self.settle()
+                self._go(runner, case)
         elif fault is Fault.LOSE and was is State.STANDING:
             runner.loses = True
             self._moves(runner)
@@ -1046,9 +1051,10 @@ SHORT = [
     KEPT,
     replace(RELEASED, inside=True),
     replace(TWO, inside=True, walks=100),
-    *(replace(TWO, fault=fault) for fault in (*HITS, Fault.RESTORE)),
+    *(replace(TWO, fault=fault) for fault in HITS),
+    replace(TWO, fault=Fault.RESTORE, walks=50),
 ]
-"""All schedules of two, but for the many with stops within messages; in a minute or so."""
+"""All schedules of two, but where there are too many for a minute or so."""
 
 
 def long(walks: int) -> list[Case]:
@@ -1068,6 +1074,7 @@ def long(walks: int) -> list[Case]:
         *(replace(TWO, expiry="once", fault=fault) for fault in either),
         RELEASED,
         replace(TWO, inside=True),
+        replace(TWO, fault=Fault.RESTORE),
         *(replace(case, inside=True, walks=walks) for case in (COUNTING, KEPT)),
         *(replace(case, inside=True, fault=fault, walks=walks) for case in (TWO, RELEASED) for fault in HITS),
         *(replace(WOKEN, fault=fault) for fault in either),
