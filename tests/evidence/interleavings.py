@@ -1113,7 +1113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="interleavings", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--long", action="store_true", help="all schedules of two runners, and many of three")
     parser.add_argument("--seed", type=int, default=0, help="of the walks at random")
-    parser.add_argument("--walks", type=int, default=5_000, help="of each case of three that has too many schedules")
+    parser.add_argument("--walks", type=int, default=8_000, help="of each case of three that has too many schedules")
     parser.add_argument("--lanes", type=int, default=2, help="how many servers side by side")
     parser.add_argument("--only", default="", help="cases whose row begins with these words")
     given = parser.parse_args()
