@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from psycopg import sql
-from psycopg.types.json import Jsonb
 
+from gaffer_dagster.domain.lease import Lease
 from gaffer_dagster.domain.watermark import RowPosition
 from gaffer_dagster.engine.holding import Holding
 from gaffer_dagster.engine.run import Run
@@ -36,14 +37,16 @@ _AFTER_THE_CHECK = "    v_now := gaffer.clock();"
 
 @dataclass(frozen=True)
 class Variant:
-    """`replaced`: in the text of commit_batch. `check_at`: where the check is done as a message of its own, and
-    `check`: what replaces it there. `page`: how the rows are read."""
+    """`replaced`: in the text of commit_batch, and `elsewhere` in those of others. `check_at`: where the
+    check is done as a message of its own, and `check`: what replaces it there. `page`: how the rows are read."""
 
-    replaced: Mapping[str, str] = field(default_factory=dict)
+    replaced: Mapping[str, str] = field(default_factory=dict[str, str])
     check_at: Station | None = None
     check: str = _CHECK
     page: Callable[..., Any] | None = None
     believes_errors: bool = False
+    autocommits: bool = False
+    elsewhere: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
 
 
 def _page_by_id(
@@ -98,8 +101,26 @@ VARIANTS: dict[str, Variant] = {
     "key share, then the writes": Variant(
         _BARE, check_at=Station.DUE, check=_CHECK.replace("no key update", "key share")
     ),
+    # The lock is gone when the transaction of the check is; each write is one of its own. Only without an engine.
+    "locking check, then autocommit": Variant(_BARE, check_at=Station.DUE, autocommits=True),
+    "no check": Variant({**_BARE, _CHECK: "where job = p_job and slot = p_slot for no key update;"}),
     # A COMMIT whose answer is lost is taken for one that failed.
     "error means not committed": Variant(_BARE, believes_errors=True),
+    "a busy wake-up notes nothing": Variant(
+        elsewhere={
+            "acquire": {
+                "set wanted_at = greatest(gaffer.clock(), wanted_at + interval '1 microsecond')": "set slots = slots"
+            }
+        }
+    ),
+    "the end looks at no wish": Variant(
+        elsewhere={
+            "end_run": {
+                "and v_job.wanted_at is distinct from p_wanted_at then": "and false then",
+                "case when wanted_at is distinct from p_wanted_at then v_now": "case when false then v_now",
+            }
+        }
+    ),
     "id > watermark": Variant(page=_page_by_id),
     "id > watermark, below the horizon": Variant(page=_page_by_id_below_the_horizon),
 }
@@ -116,6 +137,8 @@ def install(url: str, name: str) -> None:
         _define(url, alone + "    return null;\nend $$;")
         text = start + rest
     _define(url, _replace(text, variant.replaced))
+    for function, replaced in variant.elsewhere.items():
+        replace(url, function, replaced)
 
 
 def replace(url: str, function: str, replaced: Mapping[str, str]) -> None:
@@ -135,23 +158,24 @@ def patch(name: str) -> None:
 def observe(name: str, run: Run, station: Station, at: Callable[[str], None]) -> None:
     """Does the variant's check where it is a message of its own."""
     if station is VARIANTS[name].check_at:
-        lease = run._holding.lease
         connection = run._holding.connection()
         batch = connection.execute("select current_setting('gaffer.batch')").fetchone()
-        with db.refusals():
-            connection.execute(
-                "select gaffer.check_batch(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
-                [
-                    lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, batch[0] if batch else None,
-                    Jsonb(None), Jsonb(None), None, 0, run._holding.duration,
-                ],
-            )  # fmt: skip
+        check(connection, run._holding.lease, batch[0] if batch else None)
         at(CHECKED)
+
+
+def check(connection: db.Connection, lease: Lease, batch: UUID | str | None) -> None:
+    """What a variant asks before its writes, or behind them, in the transaction of this batch."""
+    with db.refusals():
+        connection.execute(
+            "select gaffer.check_batch(%s, %s, %s, %s, %s, %s, null, null, null, 0, '60 seconds')",
+            [lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, batch],
+        )
 
 
 def _define(url: str, text: str) -> None:
     with jobs.connect(url) as connection:
-        connection.execute(text)  # without parameters: it has % of its own
+        connection.execute(text.encode())  # without parameters: it has % of its own
 
 
 def _function(name: str) -> str:

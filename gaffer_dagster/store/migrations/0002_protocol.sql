@@ -487,6 +487,9 @@ begin
                 coalesce(p_spec_hash, v_job.spec_hash), p_redo, p_zone_data, gaffer.cluster(), (select timeline_id from pg_catalog.pg_control_checkpoint()),
                 v_grant.granted_at, v_grant.granted_at + p_timeout, 'running', v_grant.position, v_grant.position)
         returning * into v_run;
+    elsif v_run.job = p_job and v_run.outcome = 'abandoned' then
+        -- It is asked again for an answer that was lost, and somebody found it dead meanwhile.
+        raise exception '%', gaffer.lost_lease(p_job, p_slot, v_run.fence, p_lease_id) using errcode = 'GF001';
     elsif v_run.job <> p_job or v_run.outcome <> 'running' then
         raise exception 'the lease_id % was that of run % of job "%", which is %; make one for each run: '
             'gen_random_uuid()', p_lease_id, v_run.id, v_run.job, v_run.outcome

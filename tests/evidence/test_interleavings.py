@@ -1,0 +1,38 @@
+"""The short form of `interleavings.py`: all schedules of two runners, and protocols that are known to be wrong.
+
+GAFFER_INTERLEAVINGS_SEED: of those that are taken at random.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from tests.evidence.interleavings import BROKEN, COUNTING, SHORT, SOUND, Case, explore
+from tests.support import faults
+
+pytestmark = pytest.mark.timeout(600)  # a case may take minutes where much else runs
+
+
+def _name(case: Case) -> str:
+    return "-".join([case.name, case.variant, case.expiry, case.fault, *(["inside"] if case.inside else [])])
+
+
+@pytest.mark.parametrize("case", [*SHORT, SOUND[1]], ids=_name)
+def test_no_order_of_statements_breaks_a_promise(case: Case, url: str) -> None:
+    seed = int(os.environ.get("GAFFER_INTERLEAVINGS_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
+    found = explore(case, url, seed=seed)
+    faults.say(f"GAFFER_INTERLEAVINGS_SEED={seed}\n{found.row()}")
+    assert found.schedules > 10  # that it went through anything at all
+    assert found.first == {}
+    if case in (COUNTING, SOUND[1]):  # else nothing that waits for another would be tried
+        assert found.blocked
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=_name)
+def test_a_broken_protocol_is_caught(case: Case, url: str) -> None:
+    found = explore(case, url, until_broken=True)
+    faults.say(found.row())
+    assert found.is_caught, found.first
