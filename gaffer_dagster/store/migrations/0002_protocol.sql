@@ -728,8 +728,9 @@ begin
         raise exception 'run % of job "%" is not running under this lease', p_run_id, p_job using errcode = 'GF006';
     end if;
     if v_done and v_run.batches < p_batches then
-        raise exception 'of % batches that run % of job "%" had committed the database has %: it was set back (a fail-over, '
-            'a restore); the next run does them again', p_batches, p_run_id, p_job, v_run.batches using errcode = 'GF005';
+        raise exception 'run % of job "%" had committed its batches up to number %, and the database has % of them: it was '
+            'set back (a fail-over, a restore); the next run does them again', p_run_id, p_job, p_batches, v_run.batches
+            using errcode = 'GF005';
     end if;
     if v_done and v_run.trigger <> 'redo' and v_job.wanted_at is distinct from p_wanted_at then
         v_ending.result := 'wanted';
