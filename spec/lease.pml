@@ -7,8 +7,8 @@
 
    The database is what is committed: `db`. One slot of one job: its lease (fence, lease_id), its watermark, its
    runs, `wanted_at`, and the data. The rows of the source are numbered 1, 2, …; the first `due` of them are there. A
-   batch is one row: it notes who did it (`done_by`), and overwrites a total by what it knows. An isolated write and a
-   blind overwrite are the two ways in which a writer who should not write does harm.
+   batch is one row. It writes who did the row (`done_by`), where a second doing shows; and it overwrites a total by
+   what it knows, where a later one is lost by an earlier one that comes late.
 
    A transaction that reads and decides under the lock of the lease row is one step, since whoever else would decide
    waits for that lock. Two are split, because the place between is what this is about: the last message of a batch
@@ -36,7 +36,7 @@
    3  Nobody commits who is not the holder, nor after his run was ended.
    4  Fences are in the order of the commits.
    5  An unknown COMMIT is resolved rightly, and what was called not committed never is.
-   6  The one run that is `running` is the holder's.
+   6  Whoever is granted the lease has a run that is `running` under its lease_id; those before it are not.
    7  A wake-up that found the job busy is not forgotten: some run looks after it, or one is asked for.
 
    What is not in here: more than one slot; pauses, deadlines and ticks; what is due (NewRows' horizon, claims); the
@@ -46,7 +46,7 @@
    How large (all bounds; within them nothing is left out) */
 
 #ifndef N
-#define N 2                     /* processes */
+#define N 2                     /* processes: 2 or 3 */
 #endif
 #ifndef ROWS
 #define ROWS 2                  /* rows of the source */
@@ -94,7 +94,9 @@
 #define UNKNOWN SUPERSEDES
 #endif
 
-/* Two more that the product does. */
+/* What else the product does. That the end counts batches is what this model has taught it: a run that outlived a
+   fail-over, and whose newest batch was lost by that, ended as if all were done, and what was lost waited for the next
+   tick, unnoticed. */
 
 #ifndef LOOKS_AGAIN
 #define LOOKS_AGAIN 1           /* the end reads wanted_at */
@@ -458,7 +460,7 @@ ends:
         CAN_LOCK(NO_KEY_UPDATE);
         if
         :: IS_HOLDER && IS_RUNNING(w) && db.runs[w].lease_id == lease_id -> line[w].at = ENDING; line[w].lock = NO_KEY_UPDATE
-        :: IS_HOLDER && !(IS_RUNNING(w) && db.runs[w].lease_id == lease_id) -> goto over
+        :: IS_HOLDER && !(IS_RUNNING(w) && db.runs[w].lease_id == lease_id) -> goto over    /* refused */
         :: else ->
             if
             :: db.runs[w].lease_id == lease_id && db.runs[w].outcome == ENDED -> printf("process %d: its run was ended already\n", w)
