@@ -1,4 +1,4 @@
-"""The model of the lease (spec/lease.pml), checked by spin: `./dev model`, and `--long` for sizes that take minutes to an hour.
+"""The model of the lease (spec/lease.pml), checked by spin: `./dev model`, and `--long` for tens of millions of states.
 
 The product's rule must have no counterexample in a search that was complete; each of the broken ones must have one,
 which is told as a story. A search that was cut short (by its depth, its memory, a bit-state table) proves nothing,
@@ -45,14 +45,14 @@ class Case:
     @property
     def size(self) -> str:
         given = {"N": 2, "ROWS": 2, "WAKEUPS": 2, "CUTS": 1, "FAILOVERS": 1, "RELEASES": 0} | self.sizes
-        return ", ".join(f"{given[name]} {word}" for name, word in _WORDS.items())
+        return ", ".join(f"{word} {given[name]}" for name, word in _WORDS.items())
 
 
 _WORDS = {
     "N": "processes",
     "ROWS": "rows",
-    "WAKEUPS": "runs each",
-    "CUTS": "cuts each",
+    "WAKEUPS": "runs of each",
+    "CUTS": "cuts of each",
     "FAILOVERS": "fail-overs",
     "RELEASES": "releases",
 }
