@@ -643,6 +643,7 @@ class Run:
                 held_by=self._held_by,
                 sqlstate=None if error is None else db.sqlstate(error),
                 error=self._row_errors() if error is None else db.primary_message(error)[:2000],
+                batches=self._batches,
             )
             return ending, runs.get(connection, lease.run_id)
 
@@ -683,9 +684,11 @@ class Run:
         """How soon the next run is wanted, though no tick may be near."""
         if outcome is Outcome.CAPPED and self._batches and self._held_by is None:
             return timedelta()
-        # Idle because somebody else is not finished, or stopped by what may pass.
+        # Idle because somebody else is not finished, or stopped by what may pass; a fail-over lost what it had done.
         passing = error is not None and (
-            db.worth_repeating(error) or db.is_exhausted(error) or isinstance(error, DatabaseUnavailableError)
+            db.worth_repeating(error)
+            or db.is_exhausted(error)
+            or isinstance(error, (DatabaseUnavailableError, LeaseLostError))
         )
         if outcome is Outcome.CAPPED or passing:
             return _FOLLOW_UP

@@ -41,16 +41,21 @@ def end(
     held_by: HeldBy | None,
     sqlstate: str | None,
     error: str | None,
+    batches: int | None = None,
 ) -> Ending:
-    """Ends the run and frees its lease, if its fence is current. Repeating the call is safe."""
+    """Ends the run and frees its lease, if its fence is current. Repeating the call is safe.
+
+    `batches`: so many were acknowledged. Raises `LeaseLostError` where the run would end as if all were done, and the
+    database has fewer of them.
+    """
     with connection.cursor(row_factory=class_row(Ending)) as cursor, db.refusals():
         cursor.execute(
             db.BEGIN + "set local statement_timeout = '10s'; select * from"
-            " gaffer.end_run(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s); commit",
+            " gaffer.end_run(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s); commit",
             [
                 lease.job, lease.slot, lease.fence, lease.lease_id, lease.run_id, str(outcome), wanted_at,
                 covered_until, success_tick, ticks_covered, backlog, next_run_at, next_due_at, follow_up_at,
-                oldest_due_at, None if held_by is None else Jsonb(asdict(held_by)), sqlstate, error,
+                oldest_due_at, None if held_by is None else Jsonb(asdict(held_by)), sqlstate, error, batches,
             ],
         )  # fmt: skip
         return db.committed(cursor)

@@ -12,7 +12,7 @@
 --   GF002  a protected table is written outside a fenced batch, or is not protected as its job demands
 --   GF003  the run is past its deadline
 --   GF004  the transaction of this batch was ended by its own code
---   GF005  the watermark is not where this batch found it
+--   GF005  the watermark is not where this batch found it, or batches of this run are lost
 --   GF006  no such job, or no such run
 --   GF007  a job that is not known does the work of one that is: a rename
 --   GF008  a run is at work, or somebody has locked its lease
@@ -672,15 +672,16 @@ end $$;
 -- away because of us; where the run ends otherwise, it is to be followed by another. `p_covered_until`: ticks up to
 -- there are covered, and `p_next_due_at` is the tick after it; null: none is. `p_follow_up_at`: when the next run is
 -- wanted without waiting for a tick. `p_oldest_due_at`: since when the oldest of what is left has been due, where that can be told;
--- `p_held_by`: whose open transaction keeps something from being due (`who`, `xid`, `cure`). A redo leaves the job as it is. Repeating the
--- call is safe.
+-- `p_held_by`: whose open transaction keeps something from being due (`who`, `xid`, `cure`). `p_batches`: so many were
+-- acknowledged to this run; where a fail-over has lost some of them it has not done all that it knows of, and must not
+-- end as if it had. A redo leaves the job as it is. Repeating the call is safe.
 create function gaffer.end_run(
     p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_run_id bigint, p_outcome text default 'succeeded',
     p_wanted_at timestamptz default null, p_covered_until timestamptz default null,
     p_success_tick timestamptz default null, p_ticks_covered integer default null, p_backlog bigint default null,
     p_next_run_at timestamptz default null, p_next_due_at timestamptz default null,
     p_follow_up_at timestamptz default null, p_oldest_due_at timestamptz default null, p_held_by jsonb default null,
-    p_sqlstate text default null, p_error text default null
+    p_sqlstate text default null, p_error text default null, p_batches integer default null
 ) returns gaffer.run_ending
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -730,6 +731,11 @@ begin
      where id = p_run_id and lease_id = p_lease_id and outcome = 'running' for update;
     if not found then
         raise exception 'run % of job "%" is not running under this lease', p_run_id, p_job using errcode = 'GF006';
+    end if;
+    if v_done and v_run.batches < p_batches then
+        raise exception 'run % of job "%" had committed its batches up to number %, and the database has % of them: it was '
+            'set back (a fail-over, a restore); the next run does them again', p_run_id, p_job, p_batches, v_run.batches
+            using errcode = 'GF005';
     end if;
     if v_done and v_run.trigger <> 'redo' and v_job.wanted_at is distinct from p_wanted_at then
         v_ending.result := 'wanted';
