@@ -40,7 +40,8 @@ def audit(of: str | None, limit: int, as_json: bool) -> None:
     elif found:
         table = Table("when", "who", "of", "what", "why")
         for action in found:
-            table.add_row(show_time(action.at), action.by, _of(action), in_plain_words(action), action.reason or "-")
+            who = f"{action.by} ({action.role})"
+            table.add_row(show_time(action.at), who, _of(action), in_plain_words(action), action.reason or "-")
         table.print()
     else:
         click.echo("Nobody has changed anything yet." if of is None else f"Nobody has changed {of} yet.")
@@ -122,6 +123,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "protect": lambda of: f"table {of['table']} protected",
     "unprotect": lambda of: f"table {of['table']} not protected any more",
     "write": lambda of: f"protected table {of['table']} written outside a batch",
+    "roles": lambda _: "rights of gaffer's roles set",
     "prepare": lambda of: f"table {of['table']} prepared",
     "migrate": lambda of: f"tables migrated to {max(of['migrations'])}",
     "prune": _pruned,

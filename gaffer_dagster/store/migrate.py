@@ -60,11 +60,20 @@ def migrations() -> list[Migration]:
 def verify(connection: db.Connection) -> datetime:
     """Checks that the tables are what this package needs; returns the database's time.
 
-    Raises `SchemaBehindError` or `SchemaAheadError`, each with its cure.
+    Raises `SchemaBehindError`, `SchemaAheadError`, or `BadInputError`, each with its cure.
     """
     newest = migrations()[-1].number
     try:
-        row = connection.execute("select (select max(number) from gaffer.migration), gaffer.clock()").fetchone()
+        row = connection.execute(
+            """
+            select (select max(number) from gaffer.migration), gaffer.clock(),
+                   (select pg_catalog.string_agg(
+                               pg_catalog.format('alter table gaffer.%I disable row level security;', relname),
+                               e'\\n' order by relname)
+                      from pg_catalog.pg_class
+                     where relnamespace = 'gaffer'::pg_catalog.regnamespace::oid and relrowsecurity)
+            """
+        ).fetchone()
     except (pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedFunction):
         row = None
     except NotImplementedError:  # the driver reads times in ISO form only
@@ -88,12 +97,16 @@ def verify(connection: db.Connection) -> datetime:
             f"the tables of gaffer_dagster are at migration {row[0]}, this package knows only {newest}; upgrade "
             "gaffer_dagster where this process runs"
         )
+    if row[2] is not None:  # what a policy hides looks like a lease that was lost, a run that is not recorded
+        raise BadInputError(
+            f"row-level security is on for tables of the schema gaffer, and none of them works with it; run: {row[2]}"
+        )
     return row[1]
 
 
 def pending(connection: db.Connection) -> list[Migration]:
     """What `migrate` would apply. Raises `MigrationEditedError` and `SchemaAheadError`."""
-    exists = connection.execute("select to_regclass('gaffer.migration') is not null").fetchone()
+    exists = connection.execute("select pg_catalog.to_regclass('gaffer.migration') is not null").fetchone()
     applied: list[_Applied] = []
     if exists and exists[0]:
         with connection.cursor(row_factory=class_row(_Applied)) as cursor:

@@ -162,7 +162,8 @@ create table gaffer.operator_action (
     job     text references gaffer.job (name) on update cascade,  -- null: it was done to what `details` names
     action  text not null,
     at      timestamptz not null,
-    by      text not null,
+    by      text not null,                 -- as whoever did it called himself
+    role    text not null default session_user,  -- that logged in
     reason  text,
     details jsonb not null default '{}'
 );
@@ -198,6 +199,22 @@ end $$;
 
 create trigger grow_fence before update of fence, lease_id on gaffer.job_lease
     for each row execute function gaffer.refuse_smaller_fence();
+
+-- Moved to another job or slot, it would leave room for a new one, whose fence begins at 0. It goes with its job's name.
+create function gaffer.refuse_lease_move() returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if new.slot <> old.slot or pg_trigger_depth() < 2 then
+        raise exception 'a row of gaffer.job_lease stays with its job and slot; to give job "%" another name: gaffer rename',
+            old.job;
+    end if;
+    return new;
+end $$;
+
+create trigger stay_lease before update of job, slot on gaffer.job_lease
+    for each row execute function gaffer.refuse_lease_move();
 
 -- What was over before a tick says nothing of it. What delayed one tick may have delayed the next one too.
 create function gaffer.forget_delay() returns trigger

@@ -313,6 +313,9 @@ as $$
                   'stop, the next one does what is left. %s', p_fence, p_job,
                   coalesce((select 'This one was ' || error from gaffer.job_runs
                              where job = p_job and slot = p_slot and lease_id = p_lease_id and outcome = 'abandoned'),
+                           (select 'Row-level security may hide it, which no table of gaffer''s works with: alter table '
+                                   'gaffer.job_lease disable row level security'
+                              from pg_class where oid = 'gaffer.job_lease'::regclass and relrowsecurity),
                            'The lease was taken by another run, or by hand'))
 $$;
 

@@ -145,8 +145,9 @@ begin
     if not found then
         return false;
     end if;
-    perform gaffer.note_operation(v_alert.job, 'ack', p_by, p_reason, jsonb_strip_nulls(jsonb_build_object(
-        'alert', p_alert, 'kind', v_alert.kind, 'watch', v_alert.watch)));
+    insert into gaffer.operator_action (job, action, at, by, reason, details)
+    values (v_alert.job, 'ack', v_alert.acked_at, p_by, p_reason, jsonb_strip_nulls(jsonb_build_object(
+                'alert', p_alert, 'kind', v_alert.kind, 'watch', v_alert.watch)));
     return true;
 end $$;
 
@@ -178,7 +179,8 @@ begin
     if found then
         update gaffer.alert set resolved_at = gaffer.clock(), details = details || '{"over": "retired"}'
          where watch = p_name and resolved_at is null;
-        perform gaffer.note_operation(null, 'retire', p_by, p_reason, jsonb_build_object('watch', p_name));
+        insert into gaffer.operator_action (job, action, at, by, reason, details)
+        values (null, 'retire', gaffer.clock(), p_by, p_reason, jsonb_build_object('watch', p_name));
         return;
     end if;
     select array_agg(name order by name) into v_by from gaffer.watch where p_name = any (jobs);
