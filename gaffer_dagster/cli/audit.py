@@ -57,9 +57,12 @@ def _of(action: Action) -> str:
 
 
 def in_plain_words(action: Action) -> str:
-    """What was done, in words; an action of a newer version by its name."""
+    """What was done, in words; an action of a newer version, or whose details are not ours, by its name."""
     words = _WORDS.get(action.action)
-    return action.action if words is None else words(action.details)
+    try:
+        return action.action if words is None else words(action.details)
+    except (KeyError, TypeError, ValueError):  # whoever runs jobs may note what he likes, and must not hide the others
+        return action.action
 
 
 def _time(text: str | None) -> datetime | None:

@@ -91,7 +91,7 @@ def missing_rights(connection: db.Connection) -> list[str]:
     """The statements that give this role what a runner needs, and it lacks."""
     group = connection.execute(
         """
-        select pg_catalog.format('grant gaffer_runner to %%I;', current_user)
+        select pg_catalog.format('grant gaffer_runner to %I;', current_user)
           from pg_catalog.pg_roles r
          where r.rolname = 'gaffer_runner' and pg_catalog.has_schema_privilege(r.oid, 'gaffer', 'usage')
            and not pg_catalog.pg_has_role(r.oid, 'usage')

@@ -15,7 +15,7 @@
 --   grant gaffer_runner to shop_app;
 --
 -- What jobs read and write is yours to grant, to the login: SELECT on a source (and UPDATE, for PendingRows), INSERT and
--- what else a job's own SQL does on a target, USAGE on their schemas.
+-- what else a job's own SQL does on a target, USAGE on their schemas. Who shows or sets a watermark reads its source.
 --
 -- One statement: it is done as a whole, or not at all. A role of one of these names that was not made here, or may do
 -- more than a group, is refused and stays as it is. Rights in the schema gaffer that these four were given otherwise are

@@ -162,6 +162,12 @@ declare
     v_job gaffer.job;
     v_like text[];
 begin
+    -- Whoever looks at all jobs reads each one's.
+    if (p_spec ? 'schedule' and p_spec -> 'due' ? 'kind' and p_spec -> 'bounds' ? 'timeout'
+        and jsonb_typeof(p_spec -> 'alerts') = 'object') is not true then
+        raise exception 'the spec of job "%" lacks what each has: schedule, due (with its kind), bounds (with a timeout), '
+            'alerts', p_job using errcode = 'invalid_parameter_value';
+    end if;
     select * into v_job from gaffer.job where name = p_job;
     if not found then
         select array_agg(job) into v_like from gaffer.operator_action

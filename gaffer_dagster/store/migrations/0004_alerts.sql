@@ -14,6 +14,7 @@ create table gaffer.watch (
     passes        bigint not null default 0,
     jobs          text[] not null default '{}',   -- the jobs that are defined where it looks
     learnt_until  timestamptz                  -- the runs that its orchestrator recorded are known up to here
+                  check (learnt_until between '0001-01-02 00:00+00' and '9999-01-01 00:00+00')
 );
 
 create table gaffer.watch_gap (
@@ -30,7 +31,8 @@ create table gaffer.alert (
     watch       text,
     kind        text not null,
     severity    text not null check (severity in ('warning', 'error')),
-    since_at    timestamptz not null,          -- when it became true
+    since_at    timestamptz not null           -- when it became true
+                check (since_at between '0001-01-02 00:00+00' and '9999-01-01 00:00+00'),
     opened_at   timestamptz not null,          -- when it was seen
     details     jsonb not null,
     reminders   integer not null default 0,
