@@ -242,7 +242,8 @@ def test_a_function_of_ours_calls_nothing_of_the_callers(url: str, runner: str) 
         jobs.execute(runner, f"create function evil.{head} language plpgsql as $$ {rob} {value}; end $$")
     jobs.execute(
         runner,
-        f"create function evil.later(timestamptz, timestamptz) returns boolean language plpgsql as $$ {rob} false; end $$",
+        "create function evil.later(timestamptz, timestamptz) returns boolean language plpgsql as"
+        f" $$ {rob} false; end $$",
     )
     jobs.execute(
         runner, "create operator evil.<= (leftarg = timestamptz, rightarg = timestamptz, function = evil.later)"
