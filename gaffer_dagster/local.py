@@ -173,7 +173,10 @@ class _Server:
 
     def __init__(self, folder: Path, home: Path | None = None) -> None:
         self.folder = folder
+        if home is None:
+            _refuse_foreign(folder, folder / _MARKER)
         self.home = home or Path(os.path.realpath(folder / _MARKER))
+        _refuse_foreign(self.home)
         self.cluster = self.home / "cluster"
         self.data = self.cluster / "data"
         self.log = self.home / "log"
@@ -385,7 +388,8 @@ def _make_home(folder: Path, *, lasting: bool) -> None:
             raise LocalPostgresError(
                 f"{folder} is not empty and not one of ours (no {_MARKER} in it); name another folder"
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o755, parents=True, exist_ok=True)
+    _refuse_foreign(folder)
     if marker.exists():
         return
     if not os.geteuid() and _run(_account(marker), "test", "-x", str(folder)):
@@ -404,6 +408,20 @@ def _make_home(folder: Path, *, lasting: bool) -> None:
         marker.mkdir(exist_ok=True)
         marker.chmod(0o700 if os.geteuid() else 0o711)
     (folder / ".gitignore").write_text("*\n")
+
+
+def _refuse_foreign(*paths: Path) -> None:
+    """What somebody else owns, or anybody may write, he can exchange for what he likes: a link to other files of ours,
+    which we would then write, or a server of his own."""
+    for path in paths:
+        info = path.lstat()
+        if info.st_uid not in (os.geteuid(), 0):
+            raise LocalPostgresError(
+                f"{path} belongs to another user (uid {info.st_uid}), who could mislead whoever uses it; run as that "
+                "user, or name another folder"
+            )
+        if not stat.S_ISLNK(info.st_mode) and info.st_mode & stat.S_IWOTH:
+            raise LocalPostgresError(f"{path} can be written by anybody; run: chmod o-w {shlex.quote(str(path))}")
 
 
 def _sweep(base: Path) -> None:

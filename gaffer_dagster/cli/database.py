@@ -14,7 +14,7 @@ from gaffer_dagster.cli.command import Change, Read, Risky, confirm, opened, tel
 from gaffer_dagster.errors import BadInputError, MissingPackageError, SchemaBehindError
 from gaffer_dagster.store import db as store_db
 from gaffer_dagster.store import migrate as migrations
-from gaffer_dagster.store import operations, tables
+from gaffer_dagster.store import operations, roles, tables
 from gaffer_dagster.store import prepare as preparation
 from gaffer_dagster.store.operations import Operator
 
@@ -22,10 +22,17 @@ from gaffer_dagster.store.operations import Operator
 @click.command(cls=Change)
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 if something is to be done.")
 @click.option("--sql", "as_sql", is_flag=True, help="Print the whole script instead, for someone else to apply.")
-def migrate(check: bool, as_sql: bool, operator: Operator) -> None:
-    """Bring the tables of gaffer_dagster up to date."""
+@click.option(
+    "--roles", "with_roles", is_flag=True, help="Then set the rights of the four roles; with --sql: their script."
+)
+def migrate(check: bool, as_sql: bool, with_roles: bool, operator: Operator) -> None:
+    """Bring the tables of gaffer_dagster up to date.
+
+    With --roles the roles gaffer_owner, gaffer_runner, gaffer_reader and gaffer_operator are made where they are not
+    there, and each gets what it needs and no more. Whoever is to be one is made a member: grant gaffer_runner to NAME.
+    """
     if as_sql:
-        click.echo(migrations.script(), nl=False)
+        click.echo(roles.script() if with_roles else migrations.script(), nl=False)
         return
     with opened(verified=False) as connection:
         if check:
@@ -36,6 +43,8 @@ def migrate(check: bool, as_sql: bool, operator: Operator) -> None:
         else:
             for migration in migrations.migrate(connection, operator):
                 click.echo(f"applied {migration.number} ({migration.name})")
+            if with_roles:
+                roles.apply(connection, operator)
     click.echo("The tables are up to date.")
 
 

@@ -20,6 +20,7 @@ from gaffer_dagster.cli.command import (
     job_argument,
     job_option,
     opened,
+    printable,
     show_time,
 )
 from gaffer_dagster.cli.definitions import jobs_in
@@ -98,8 +99,10 @@ def release(job: str, slot: int | None, operator: Operator) -> None:
     for each in released:
         until = f"held until {show_time(each.lease_until)}" if each.lease_until > seen_at else "its lease was over"
         click.echo(
-            f"{job}: the lease of slot {each.slot} was taken from {each.owner} (fence {each.fence}, {until}); "
-            f"nothing more of that run is committed{after}"
+            printable(
+                f"{job}: the lease of slot {each.slot} was taken from {each.owner} (fence {each.fence}, {until}); "
+                f"nothing more of that run is committed{after}"
+            )
         )
     if len(released) < len(holders):
         click.echo(f"{job}: {counted(len(holders) - len(released), 'run')} had ended by then; nothing else was changed")

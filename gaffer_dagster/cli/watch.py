@@ -136,9 +136,9 @@ def _print(report: Report, jobs: int, problems: Sequence[str], sent: int | None)
             )
         table.print()
     for each in report.watches:
-        click.echo(_of_watch(each, report.at))
+        click.echo(printable(_of_watch(each, report.at)))
     for line in who_watches(report.watches, report.at):
-        click.echo(line)
+        click.echo(printable(line))
     for problem in problems:
         click.echo(f"gaffer: {printable(problem)}", err=True)
     if sent is not None:

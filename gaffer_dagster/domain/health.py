@@ -89,6 +89,8 @@ class Server:
     encoding: str
     is_superuser: bool
     owns_schema: bool
+    may_write_tables: bool
+    """Those of the schema gaffer, past its functions."""
     schemas: Sequence[str]
     """The search path, as far as it exists."""
     settings: Mapping[str, Setting]
@@ -148,10 +150,16 @@ def _version(server: Server) -> Check:
 
 
 def _role(server: Server) -> Check:
-    is_more = [what for what, so in (("is a superuser", server.is_superuser), ("owns the schema gaffer",
-                                     server.owns_schema)) if so]  # fmt: skip
-    more = f" {' and '.join(is_more)}: more than a worker needs, who may only call functions" if is_more else ""
-    return _check("role", Mark.OK, f"{server.role}{more}")
+    more = {
+        "is a superuser": server.is_superuser,
+        "owns the schema gaffer": server.owns_schema,
+        "may write gaffer's tables past its functions": server.may_write_tables and not server.owns_schema,
+    }
+    if not any(more.values()):
+        return _check("role", Mark.OK, server.role)
+    found = f"{server.role} {' and '.join(what for what, so in more.items() if so)}: more than a runner needs"
+    # Who operates or migrates has to be more; that a runner is, only its administrator can tell.
+    return _check("role", Mark.OK, f"{found}, who is a member of gaffer_runner (gaffer migrate --roles)")
 
 
 def _names(server: Server) -> Check:

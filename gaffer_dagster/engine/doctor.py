@@ -87,6 +87,7 @@ def _of_database(url: str, definitions: Sequence[Definition]) -> Iterator[Check]
     yield from _ask(url, "jobs", "incidents", _incidents)
     yield from _ask(url, "tables", "sources", _sources)
     yield from _ask(url, "tables", "guards", _guards)
+    yield from _ask(url, "tables", "advisory locks", _advisory_locks)
 
 
 def _ask(url: str, part: str, name: str, question: Callable[[db.Connection], Iterable[Check]]) -> Iterator[Check]:
@@ -150,10 +151,10 @@ def _schema(connection: db.Connection) -> Iterator[Check]:
 def _rights(connection: db.Connection) -> Iterator[Check]:
     missing = doctor.missing_rights(connection)
     if missing:
-        found = "this role may not do what a worker must"
+        found = "this role may not do what a runner must"
         yield Check("database", "rights", Mark.WRONG, found, " ".join(missing))
     else:
-        yield Check("database", "rights", Mark.OK, "this role may do what a worker must")
+        yield Check("database", "rights", Mark.OK, "this role may do what a runner must")
 
 
 def _clock(connection: db.Connection) -> Iterator[Check]:
@@ -329,6 +330,15 @@ def _guards(connection: db.Connection) -> Iterator[Check]:
         yield Check("tables", "guards", Mark.WRONG, found, f"gaffer protect {table}")
     if not open_ones:
         yield Check("tables", "guards", Mark.OK, "no protected table is open")
+
+
+def _advisory_locks(connection: db.Connection) -> Iterator[Check]:
+    found = doctor.squatters(connection)
+    for each in found:
+        told = f"the lock of job {each.job} is held by {each.who}, so that no batch begins"
+        yield Check("tables", "advisory locks", Mark.WARNING, told, each.cure)
+    if not found:
+        yield Check("tables", "advisory locks", Mark.OK, "no job is kept waiting for one")
 
 
 # ── receivers ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -79,8 +79,10 @@ def _find(connection: db.Connection, now: datetime) -> tuple[dict[str, Watched],
     for each in alerts.watched(connection, now):
         try:
             found += findings(each, now, gaps)
-        except GafferError as error:  # a newer version wrote it, say; the others are judged all the same
-            problems.append(f"job {each.job!r} cannot be judged here: {error}")
+        # A newer version wrote it, or who else may; the others are judged all the same.
+        except (GafferError, AttributeError, LookupError, TypeError, ValueError) as error:
+            why = str(error) if isinstance(error, GafferError) else db.primary_message(error)
+            problems.append(f"job {each.job!r} cannot be judged here: {why}")
         else:
             jobs[each.job] = each
     found += [finding for watch in watches if (finding := silent(watch, now)) is not None]

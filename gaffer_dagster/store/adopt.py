@@ -204,7 +204,7 @@ def _here(connection: db.Connection) -> _Here:
         select gaffer.cluster(), s.next - ((s.next - t.xmin::text::bigint) & 4294967295)
           from pg_catalog.pg_trigger t,
                (select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint as next) as s
-         where t.tgrelid = 'gaffer.job_lease'::regclass and t.tgname = 'keep_lease'
+         where t.tgrelid = 'gaffer.job_lease'::pg_catalog.regclass::oid and t.tgname = 'keep_lease'
         """
     ).fetchone()
     assert row is not None  # noqa: S101 — a migration made it
@@ -344,8 +344,9 @@ def _weigh(connection: db.Connection, here: _Here, read: _Read) -> _Weighed:
         return _Weighed(read, 0, due)
     if unclear_rows:
         number_anew = sql.SQL(
-            "alter table {table} disable trigger gaffer_stamp_xid; update {table} set {} = pg_current_xact_id()"
-            " where {} in ({}); alter table {table} enable always trigger gaffer_stamp_xid"
+            "alter table {table} disable trigger gaffer_stamp_xid; update {table} set {} ="
+            " pg_catalog.pg_current_xact_id() where {} in ({});"
+            " alter table {table} enable always trigger gaffer_stamp_xid"
         ).format(
             sql.Identifier(XID_COLUMN),
             sql.Identifier(read.readers[0].due.key),

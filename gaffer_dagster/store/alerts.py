@@ -119,7 +119,7 @@ def note(connection: db.Connection, now: datetime, steps: Sequence[Step]) -> lis
         return cursor.execute(
             """
             select * from gaffer.note_incidents(%s, array(
-                select i from jsonb_populate_recordset(null::gaffer.incident, %s) i))
+                select i from pg_catalog.jsonb_populate_recordset(null::gaffer.incident, %s) i))
             """,
             [now, Jsonb(given)],
         ).fetchall()

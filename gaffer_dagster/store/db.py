@@ -283,7 +283,7 @@ def impatient_of_locks(connection: Connection) -> Generator[None]:
 def impatient(connection: Connection, patience: timedelta = timedelta(seconds=10)) -> Generator[None]:
     """One transaction whose statements take this long at most: a locked table must not hold up Dagster's daemon."""
     milliseconds = str(round(patience.total_seconds() * 1000))
-    connection.execute(BEGIN + "select set_config('statement_timeout', %s, true)", [milliseconds])
+    connection.execute(BEGIN + "select pg_catalog.set_config('statement_timeout', %s, true)", [milliseconds])
     try:
         yield
     except BaseException:

@@ -72,7 +72,7 @@ def receivers(connection: db.Connection) -> list[Receiver]:
     with connection.cursor(row_factory=class_row(Receiver)) as cursor:
         return cursor.execute(
             """
-            select r.name, r.last_seen_at, r.failing_since, r.error, count(d.id) as waiting
+            select r.name, r.last_seen_at, r.failing_since, r.error, pg_catalog.count(d.id) as waiting
               from gaffer.receiver r
               left join gaffer.alert_delivery d
                 on d.receiver = r.name and d.delivered_at is null and d.dropped_at is null
@@ -88,7 +88,7 @@ def unserved(connection: db.Connection) -> list[str]:
         """
         select named, min(j.name), count(*)
           from gaffer.job j
-         cross join lateral jsonb_array_elements_text(
+         cross join lateral pg_catalog.jsonb_array_elements_text(
                coalesce(nullif(j.spec #> '{alerts,receivers}', 'null'), '[]')) named
          where j.retired_at is null and named <> 'log'
            and not exists (select from gaffer.receiver r
@@ -112,7 +112,7 @@ def unpinged(connection: db.Connection, variables: Collection[str]) -> list[tupl
         select name, spec #>> '{alerts,heartbeat}', last_success_at
           from gaffer.job
          where spec #>> '{alerts,heartbeat}' = any (%s) and last_success_at > coalesce(pinged_at, rules_at)
-         order by random()
+         order by pg_catalog.random()
         """,
         [list(variables)],
     ).fetchall()  # type: ignore[return-value]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import psycopg
 from psycopg.rows import class_row
@@ -19,11 +20,11 @@ _SETTINGS = [
     "superuser_reserved_connections", "synchronous_commit", "synchronous_standby_names", "track_counts",
     "transaction_timeout",
 ]  # fmt: skip
-WORKER_FUNCTIONS = [
+RUNNER_FUNCTIONS = [
     "acquire", "base_of_spec", "begin_batch", "clock", "cluster", "commit_batch", "end_run", "register", "renew",
     "supersede",
 ]  # fmt: skip
-WORKER_TABLES = ["job_runs", "job_spec", "migration", "operator_action"]
+RUNNER_TABLES = ["job_runs", "job_spec", "migration", "operator_action"]
 _LOOKS, _BETWEEN = 5, 0.4
 
 
@@ -41,7 +42,11 @@ def server(connection: db.Connection) -> Server:
                case when pg_catalog.pg_has_role('pg_read_all_stats', 'usage')
                     then (select count(*) from pg_catalog.pg_stat_replication
                            where sync_state in ('sync', 'quorum')) end,
-               pg_catalog.age(d.datfrozenxid)
+               pg_catalog.age(d.datfrozenxid),
+               exists (select from pg_catalog.pg_class c
+                        where c.relnamespace = (select n.oid from pg_catalog.pg_namespace n where n.nspname = 'gaffer')
+                          and c.relkind = 'r'
+                          and pg_catalog.has_table_privilege(c.oid, 'insert,update,delete,truncate,trigger'))
           from pg_catalog.pg_roles r, pg_catalog.pg_database d
          where r.rolname = current_user and d.datname = pg_catalog.current_database()
         """
@@ -49,11 +54,11 @@ def server(connection: db.Connection) -> Server:
     assert row is not None  # noqa: S101 — one row by construction
     (
         role, database, is_superuser, owns, schemas, is_standby, encoding, role_limit, database_limit, sessions,
-        role_oid, database_oid, standbys, synchronous, age,
+        role_oid, database_oid, standbys, synchronous, age, may_write,
     ) = row  # fmt: skip
     dead = connection.execute(
         """
-        select 'gaffer.' || relname, n_dead_tup, n_live_tup from pg_catalog.pg_stat_all_tables
+        select pg_catalog.format('gaffer.%I', relname), n_dead_tup, n_live_tup from pg_catalog.pg_stat_all_tables
          where schemaname = 'gaffer' order by n_dead_tup desc limit 1
         """
     ).fetchone()
@@ -67,6 +72,7 @@ def server(connection: db.Connection) -> Server:
         encoding=encoding,
         is_superuser=is_superuser,
         owns_schema=owns,
+        may_write_tables=may_write,
         schemas=schemas,
         settings={name: Setting(value, source) for name, value, source in settings},
         is_standby=is_standby,
@@ -82,29 +88,41 @@ def server(connection: db.Connection) -> Server:
 
 
 def missing_rights(connection: db.Connection) -> list[str]:
-    """The statements that give this role what a worker needs, and it lacks."""
+    """The statements that give this role what a runner needs, and it lacks."""
+    group = connection.execute(
+        """
+        select pg_catalog.format('grant gaffer_runner to %I;', current_user)
+          from pg_catalog.pg_roles r
+         where r.rolname = 'gaffer_runner' and pg_catalog.has_schema_privilege(r.oid, 'gaffer', 'usage')
+           and not pg_catalog.pg_has_role(r.oid, 'usage')
+        """
+    ).fetchall()
     found = connection.execute(
         """
         select pg_catalog.format('grant usage on schema gaffer to %%I;', current_user)
          where not pg_catalog.has_schema_privilege('gaffer', 'usage')
         union all
         select pg_catalog.format('grant execute on function %%s to %%I;',
-                                 pg_catalog.string_agg('gaffer.' || p.proname, ', ' order by p.proname), current_user)
+                                 pg_catalog.string_agg(pg_catalog.format('gaffer.%%I', p.proname), ', '
+                                                       order by p.proname),
+                                 current_user)
           from pg_catalog.pg_proc p
-         where p.pronamespace = 'gaffer'::regnamespace and p.proname = any(%s)
+         where p.pronamespace = 'gaffer'::pg_catalog.regnamespace::oid and p.proname = any(%s)
            and not pg_catalog.has_function_privilege(p.oid, 'execute')
         having count(*) > 0
         union all
         select pg_catalog.format('grant select on %%s to %%I;',
-                                 pg_catalog.string_agg('gaffer.' || c.relname, ', ' order by c.relname), current_user)
+                                 pg_catalog.string_agg(pg_catalog.format('gaffer.%%I', c.relname), ', '
+                                                       order by c.relname),
+                                 current_user)
           from pg_catalog.pg_class c
-         where c.relnamespace = 'gaffer'::regnamespace and c.relname = any(%s)
+         where c.relnamespace = 'gaffer'::pg_catalog.regnamespace::oid and c.relname = any(%s)
            and not pg_catalog.has_table_privilege(c.oid, 'select')
         having count(*) > 0
         """,
-        [WORKER_FUNCTIONS, WORKER_TABLES],
-    )
-    return [statement for (statement,) in found]
+        [RUNNER_FUNCTIONS, RUNNER_TABLES],
+    ).fetchall()
+    return [statement for (statement,) in (group if group and found else found)]
 
 
 def missing_on(connection: db.Connection, table: str, rights: Sequence[str]) -> list[str]:
@@ -140,8 +158,9 @@ def path_to(connection: db.Connection, table: str) -> str | None:
         select pg_catalog.format(
                    'alter role %%I in database %%I set search_path = %%s;', current_user, pg_catalog.current_database(),
                    (select pg_catalog.string_agg(pg_catalog.quote_ident(schema), ', ' order by place)
-                      from pg_catalog.unnest(pg_catalog.array_remove(pg_catalog.current_schemas(false), 'gaffer')
-                                             || n.nspname) with ordinality as path (schema, place)))
+                      from pg_catalog.unnest(pg_catalog.array_append(
+                               pg_catalog.array_remove(pg_catalog.current_schemas(false), 'gaffer'), n.nspname))
+                           with ordinality as path (schema, place)))
           from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
          where pg_catalog.quote_ident(c.relname) in (%s, pg_catalog.lower(%s)) and c.relkind in ('r', 'p')
            and n.nspname <> 'gaffer' and n.nspname !~ '^pg_' and pg_catalog.has_schema_privilege(n.oid, 'usage')
@@ -246,6 +265,45 @@ def _may_see(connection: db.Connection) -> str:
     return row[0]
 
 
+# ── who holds a job's advisory lock ──────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Squatter:
+    """Somebody who holds a job's advisory lock, and is no batch of the job as far as can be seen."""
+
+    job: str
+    who: str
+    cure: str
+
+
+def squatters(connection: db.Connection) -> list[Squatter]:
+    """Of each job whose batches take an advisory lock. A batch holds it in a transaction, while the job has a lease."""
+    names = connection.execute(
+        "select name from gaffer.job where spec ->> 'exclusion' = 'advisory' and retired_at is null"
+    ).fetchall()
+    if not names:  # its key then is not asked for, nor the right to
+        return []
+    with connection.cursor(row_factory=class_row(Squatter)) as cursor:
+        return cursor.execute(
+            """
+            select j.name as job,
+                   pg_catalog.format('backend %%s (user %%s, database %%s, application %%s)', l.pid, a.usename,
+                                     a.datname, nullif(a.application_name, '')) as who,
+                   pg_catalog.format('select pg_terminate_backend(%%s);', l.pid) as cure
+              from (select name, gaffer.advisory_key(name) as key from pg_catalog.unnest(%s::text[]) as name) j
+              join pg_catalog.pg_locks l
+                on l.locktype = 'advisory' and l.granted and l.objsubid = 1
+               and l.classid = ((j.key >> 32) & 4294967295)::oid and l.objid = (j.key & 4294967295)::oid
+              join pg_catalog.pg_stat_activity a on a.pid = l.pid and a.datname = pg_catalog.current_database()
+             where a.application_name <> pg_catalog.left('gaffer:' || j.name, 63) or a.state = 'idle'
+                or not exists (select from gaffer.job_lease h where h.job = j.name and h.lease_until > gaffer.clock())
+             order by j.name, l.pid
+            """,
+            [[name for (name,) in names]],
+        ).fetchall()
+
+
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -255,7 +313,7 @@ def unguarded(connection: db.Connection) -> list[tuple[str, list[str]]]:
         """
         with recursive family (root, relation) as (
             select p.relation, p.relation::oid from gaffer.protected_table p
-              join pg_catalog.pg_class c on c.oid = p.relation
+              join pg_catalog.pg_class c on c.oid = p.relation::oid
             union
             select f.root, i.inhrelid from pg_catalog.pg_inherits i join family f on i.inhparent = f.relation
         )

@@ -34,7 +34,7 @@ def _periods(connection: db.Connection, job: str, after: datetime) -> list[Perio
     with connection.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(
             """
-            select since_at, lead(registered_at) over (order by id) as until, spec -> 'schedule' as schedule
+            select since_at, pg_catalog.lead(registered_at) over (order by id) as until, spec -> 'schedule' as schedule
               from gaffer.job_spec
              where job = %(job)s
                and id >= coalesce((select max(id) from gaffer.job_spec

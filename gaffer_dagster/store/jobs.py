@@ -92,7 +92,7 @@ def wanted(connection: db.Connection, names: list[str]) -> list[Wanted]:
                       join lateral (
                           select sum(fence) as fence,
                                  min(lease_until) filter (where is_dead) as dead_since,
-                                 bool_and(lease_id is not null and not is_dead) as is_held
+                                 pg_catalog.bool_and(lease_id is not null and not is_dead) as is_held
                             from (select *, lease_id is not null
                                             and (lease_until <= gaffer.clock()
                                                  or gaffer.is_gone(holder_pid, holder_began_at)) as is_dead

@@ -61,7 +61,7 @@ def verify(connection: db.Connection) -> datetime:
     """Checks that the tables are what this package needs; returns the database's time.
 
     Raises `SchemaBehindError`, `SchemaAheadError`, `MigrationEditedError` or `BadInputError` (the schema is somebody
-    else's), each with its cure.
+    else's, or hides rows), each with its cure.
     """
     known = migrations()
     newest = known[-1].number
@@ -71,8 +71,14 @@ def verify(connection: db.Connection) -> datetime:
             select (select max(number) from gaffer.migration), gaffer.clock(),
                    (select count(*) from gaffer.migration), array(
                        select m.number from gaffer.migration m
-                         join unnest(%s::integer[], %s::text[]) as known (number, checksum) using (number)
-                        where m.checksum <> known.checksum order by m.number)
+                         join rows from (pg_catalog.unnest(%s::integer[]), pg_catalog.unnest(%s::text[]))
+                              as known (number, checksum) using (number)
+                        where m.checksum <> known.checksum order by m.number),
+                   (select pg_catalog.string_agg(
+                               pg_catalog.format('alter table gaffer.%%I disable row level security;', relname),
+                               e'\\n' order by relname)
+                      from pg_catalog.pg_class
+                     where relnamespace = 'gaffer'::pg_catalog.regnamespace::oid and relrowsecurity)
             """,
             [[each.number for each in known], [each.checksum for each in known]],
         ).fetchone()
@@ -107,6 +113,10 @@ def verify(connection: db.Connection) -> datetime:
         )
     if row[3]:
         raise _edited(*next((each.number, each.name) for each in known if each.number == row[3][0]))
+    if row[4] is not None:  # what a policy hides looks like a lease that was lost, a run that is not recorded
+        raise BadInputError(
+            f"row-level security is on for tables of the schema gaffer, and none of them works with it; run: {row[4]}"
+        )
     return row[1]
 
 
@@ -126,7 +136,7 @@ def _edited(number: int, name: str) -> MigrationEditedError:
 
 def pending(connection: db.Connection) -> list[Migration]:
     """What `migrate` would apply. Raises `MigrationEditedError` and `SchemaAheadError`."""
-    exists = connection.execute("select to_regclass('gaffer.migration') is not null").fetchone()
+    exists = connection.execute("select pg_catalog.to_regclass('gaffer.migration') is not null").fetchone()
     applied: list[_Applied] = []
     if exists and exists[0]:
         with connection.cursor(row_factory=class_row(_Applied)) as cursor:

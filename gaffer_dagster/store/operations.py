@@ -38,11 +38,13 @@ def note(
 
 @dataclass(frozen=True)
 class Action:
-    """A row of `gaffer.operator_action`. `job` is None where it was done to what `details` names."""
+    """A row of `gaffer.operator_action`. `job` is None where it was done to what `details` names. `by`: as whoever did
+    it called himself; `role`: that logged in to the database."""
 
     id: int
     at: datetime
     by: str
+    role: str
     reason: str | None
     action: str
     job: str | None
@@ -54,7 +56,7 @@ def actions(connection: db.Connection, of: str | None, limit: int) -> list[Actio
     with connection.cursor(row_factory=class_row(Action)) as cursor:
         return cursor.execute(
             """
-            select id, at, by, reason, action, job, details
+            select id, at, by, role, reason, action, job, details
               from gaffer.operator_action
              where %(of)s::text is null or job = %(of)s or details ->> 'watch' = %(of)s
                 or details ->> 'table' in (%(of)s, 'public.' || %(of)s)

@@ -27,11 +27,11 @@ def insert_by_arrays(table: Table, rows: Rows) -> tuple[sql.Composed, list[list[
     arrays = [[_value(table, name, row[name]) for row in rows] for name in names]
     if any(table.columns[name].category == "A" for name in names) or any(map(_is_mixed, arrays)):
         return None
-    statement = sql.SQL("insert into {} ({}) select * from unnest({})").format(
+    statement = sql.SQL("insert into {} ({}) select * from rows from ({})").format(
         _doubled(table.schema, table.name),
         sql.SQL(", ").join(map(_doubled, names)),
         sql.SQL(", ").join(
-            sql.SQL("%s::{}[]").format(sql.SQL(table.columns[name].base.replace("%", "%%")))  # pyright: ignore[reportArgumentType]
+            sql.SQL("pg_catalog.unnest(%s::{}[])").format(sql.SQL(table.columns[name].base.replace("%", "%%")))  # pyright: ignore[reportArgumentType]
             for name in names  # the catalog's own name of the type, without a length that a cast would cut to
         ),
     )

@@ -65,7 +65,7 @@ _SELECT: LiteralString = """
     select id, job, slot, outcome, trigger, tick, started_at, deadline_at, ended_at, fence, owner, batches, items,
            parked, watermark_from, watermark_to, ticks_covered, backlog, next_run_at, held_by, held_by_since,
            sqlstate, error, dagster_run_id,
-           lower(redo) as redo_since, upper(redo) as redo_until
+           pg_catalog.lower(redo) as redo_since, pg_catalog.upper(redo) as redo_until
       from gaffer.job_runs
 """
 

@@ -50,7 +50,7 @@ def find(connection: db.Connection, name: str) -> Table:
             """
             select c.oid, n.nspname, c.relname, c.relkind
               from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-             where c.oid = pg_catalog.to_regclass(%s)
+             where c.oid = pg_catalog.to_regclass(%s)::oid
             """,
             [name],
         ).fetchone()

@@ -183,7 +183,7 @@ def test_every_read_tells_json_alone_and_works_where_nothing_can_be_written(live
 def test_a_read_that_writes_is_found(lived_in: str) -> None:
     def note(as_json: bool) -> None:
         with db.connect(lived_in, application_name="test") as connection:
-            operations.note(connection, None, "read", Operator("ann", None), {})
+            operations.note(connection, None, "prepare", Operator("ann", None), {})
 
     broken = Commands("gaffer")
     broken.add_command(Read("peek", callback=note))
@@ -246,8 +246,8 @@ def test_every_change_is_kept_with_who_when_why_and_what(lived_in: str, empty_ur
     assert gaffer(lived_in, "audit", "target").stdout.count("table public.target ") == 4
     (newest,) = gaffer(lived_in, "audit", "--limit", "1", "--json").stdout.splitlines()
     assert {**json.loads(newest), "id": 0, "at": ""} == {
-        "id": 0, "at": "", "by": "ann", "reason": "a test wants it", "action": "register", "job": "defined",
-        "details": {"as_new": False},
+        "id": 0, "at": "", "by": "ann", "role": db.parse_url(lived_in)["user"], "reason": "a test wants it",
+        "action": "register", "job": "defined", "details": {"as_new": False},
     }  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from gaffer_dagster.store import db
 from gaffer_dagster.store import doctor as asked
 from gaffer_dagster.testing import Clock, Databases
 from tests.postgres.test_command import gaffer
-from tests.postgres.test_migrations import WORKER
+from tests.postgres.test_migrations import RUNNER
 from tests.support import jobs, protocol
 from tests.support.pgbouncer import pooled
 from tests.support.receivers import HttpReceiver, certificate
@@ -208,12 +208,12 @@ def test_a_schema_that_is_not_what_it_must_be(shop: str, text: str, said: str, c
 
 
 def test_a_workers_rights_are_those_that_the_documents_name() -> None:
-    functions = re.search(r"grant execute on function (.*?) to", WORKER, re.DOTALL)
-    tables = re.search(r"grant select on (.*?) to", WORKER, re.DOTALL)
+    functions = re.search(r"grant execute on function (.*?) to", RUNNER, re.DOTALL)
+    tables = re.search(r"grant select on (.*?) to", RUNNER, re.DOTALL)
     assert functions is not None
     assert tables is not None
-    assert sorted(re.findall(r"gaffer\.(\w+)", functions[1])) == asked.WORKER_FUNCTIONS
-    assert sorted(re.findall(r"gaffer\.(\w+)", tables[1])) == asked.WORKER_TABLES
+    assert sorted(re.findall(r"gaffer\.(\w+)", functions[1])) == asked.RUNNER_FUNCTIONS
+    assert sorted(re.findall(r"gaffer\.(\w+)", tables[1])) == asked.RUNNER_TABLES
 
 
 def test_a_role_that_lacks_rights_is_given_what_to_grant(shop: str, stranger: str) -> None:
@@ -394,7 +394,7 @@ def test_a_receiver_that_nobody_knows_is_told(shop: str) -> None:
 
 def test_a_right_that_a_role_lacks_on_a_jobs_table_is_what_it_is_told_to_grant(shop: str, stranger: str) -> None:
     role = db.parse_url(stranger)["user"]
-    jobs.execute(shop, WORKER.format(role=role))
+    jobs.execute(shop, RUNNER.format(role=role))
     jobs.execute(shop, f"grant select on all tables in schema gaffer to {role}")
     jobs.execute(shop, "create schema other; create table other.queue (id int primary key, done_at timestamptz)")
     jobs.execute(shop, "create index on other.queue (id) where done_at is null")
@@ -502,7 +502,7 @@ def test_rows_that_a_policy_hides_are_told_by_the_doctor_and_by_the_run(
     shop: str, stranger: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     role = db.parse_url(stranger)["user"]
-    jobs.execute(shop, WORKER.format(role=role))
+    jobs.execute(shop, RUNNER.format(role=role))
     paste(shop, f"grant select on all tables in schema gaffer to {role}; grant select, update on source to {role};"
           f"grant insert on target to {role}; create policy few on source using (id < 2)")  # fmt: skip
     jobs.execute(shop, "alter table source add column done_at timestamptz")

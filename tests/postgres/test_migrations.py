@@ -23,7 +23,7 @@ from tests.support import jobs, protocol
 from tests.support.protocol import Actor, until
 
 # What a worker's role needs of the schema; everything else is reached through functions that run as their owner.
-WORKER = """
+RUNNER = """
     grant usage on schema gaffer to {role};
     grant execute on function gaffer.clock, gaffer.cluster, gaffer.base_of_spec, gaffer.register, gaffer.acquire,
         gaffer.renew, gaffer.begin_batch, gaffer.commit_batch, gaffer.supersede, gaffer.end_run to {role};
@@ -226,7 +226,7 @@ def test_a_workers_role_needs_functions_and_a_few_tables_to_read(url: str, stran
     jobs.make_source(url, 25)
     role = user_of(stranger)
     jobs.execute(url, f"grant select on source to {role}; grant insert on target to {role}")
-    jobs.execute(url, WORKER.format(role=role))
+    jobs.execute(url, RUNNER.format(role=role))
     record = jobs.run(jobs.spec(batch_rows=10), stranger)
     assert (record.outcome, record.items) == (Outcome.SUCCEEDED, 25)
     assert jobs.query(url, "select count(*), count(distinct id) from target") == [(25, 25)]

@@ -18,7 +18,7 @@ from gaffer_dagster.errors import BatchEndedError, LeaseLostError, ProtectedTabl
 from gaffer_dagster.store import db, protect, tables
 from gaffer_dagster.store.operations import Operator, rename
 from tests.postgres.test_command import gaffer
-from tests.postgres.test_migrations import WORKER
+from tests.postgres.test_migrations import RUNNER
 from tests.support import jobs, protocol, tools, variants
 
 WHO = Operator("ann", "in a test")
@@ -426,7 +426,7 @@ def test_an_operator_may_mend_by_hand_and_it_is_noted(guarded: str, plain: psyco
 
 def test_a_worker_needs_no_more_than_before_and_cannot_let_itself_in(guarded: str, stranger: str) -> None:
     role = str(db.parse_url(stranger)["user"])
-    jobs.execute(guarded, WORKER.format(role=role))
+    jobs.execute(guarded, RUNNER.format(role=role))
     jobs.execute(guarded, f"grant select, insert, delete on source, target to {role}")
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="require_protection"):
         jobs.run(JobSpec("copy_rows", SPEC.due, SPEC.schedule, SPEC.bounds, protect=["target"]), stranger)

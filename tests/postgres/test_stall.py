@@ -24,7 +24,7 @@ from gaffer_dagster.domain.run import RunRecord
 from gaffer_dagster.engine import watch
 from gaffer_dagster.store import alerts, db, horizon, new_rows
 from gaffer_dagster.testing import Clock, Databases
-from tests.postgres.test_migrations import WORKER
+from tests.postgres.test_migrations import RUNNER
 from tests.support import jobs, variants
 from tests.support.servers import server_with
 from tests.support.ticking import invoke
@@ -213,7 +213,7 @@ def test_no_name_writes_on_a_terminal(url: str) -> None:
 def worker(url: str) -> Iterator[str]:
     """The URL for a role that may do the job, and no more."""
     role = f"worker_{uuid4().hex[:12]}"
-    grants = f"grant select on source to {role}; grant insert on target to {role}; " + WORKER.format(role=role)
+    grants = f"grant select on source to {role}; grant insert on target to {role}; " + RUNNER.format(role=role)
     jobs.execute(url, f"create role {role} login password 'secret'")
     with jobs.connect(url) as connection:
         connection.execute(grants)

@@ -76,7 +76,12 @@ create table gaffer.job (
     runs_ended           bigint not null default 0,
     run_seconds          double precision not null default 0,
     leases_lost          bigint not null default 0,
-    check (paused_at is not null or (paused_until is null and paused_by is null and pause_reason is null))
+    check (paused_at is not null or (paused_until is null and paused_by is null and pause_reason is null)),
+    -- A date that most programs cannot read would keep everybody from reading about any job; so in the other tables.
+    check (greatest(first_seen_at, paused_at, paused_until, covered_until, skipped_until, last_success_tick, next_due_at,
+                    follow_up_at, late_tick, due_since, pinged_at, muted_until) < '9999-01-01 00:00+00'),
+    check (least(first_seen_at, paused_at, paused_until, covered_until, skipped_until, last_success_tick, next_due_at,
+                 follow_up_at, late_tick, due_since, pinged_at, muted_until) > '0001-01-02 00:00+00')
 );
 
 -- A spec that comes back (a rollback) has another row if it brings another schedule with it.
@@ -151,7 +156,9 @@ create table gaffer.job_runs (
     check ((outcome = 'running') = (ended_at is null)),
     check ((fence is null) = (lease_id is null)),
     check (outcome in ('busy', 'paused', 'late', 'failed') or fence is not null),
-    check ((trigger = 'redo') = (redo is not null))
+    check ((trigger = 'redo') = (redo is not null)),
+    check (greatest(tick, started_at, deadline_at, ended_at, covered_until, next_run_at) < '9999-01-01 00:00+00'),
+    check (least(tick, started_at, deadline_at, ended_at, covered_until, next_run_at) > '0001-01-02 00:00+00')
 );
 
 -- Nobody reads more of this table than what he asks for, however long it is.
@@ -171,9 +178,10 @@ create table gaffer.operator_action (
     job     text references gaffer.job (name) on update cascade,  -- null: it was done to what `details` names
     action  text not null,
     at      timestamptz not null,
-    by      text not null,
+    by      text not null,                 -- as whoever did it called himself
+    role    text not null default session_user,  -- that logged in
     reason  text,
-    details jsonb not null default '{}'
+    details jsonb not null default '{}' check (jsonb_typeof(details) = 'object')
 );
 
 create index operator_action_of_job on gaffer.operator_action (job, id);
@@ -209,6 +217,22 @@ end $$;
 
 create trigger grow_fence before update of fence, lease_id on gaffer.job_lease
     for each row execute function gaffer.refuse_smaller_fence();
+
+-- Moved to another job or slot, it would leave room for a new one, whose fence begins at 0. It goes with its job's name.
+create function gaffer.refuse_lease_move() returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if new.slot <> old.slot or pg_trigger_depth() < 2 then
+        raise exception 'a row of gaffer.job_lease stays with its job and slot; to give job "%" another name: gaffer rename',
+            old.job;
+    end if;
+    return new;
+end $$;
+
+create trigger stay_lease before update of job, slot on gaffer.job_lease
+    for each row execute function gaffer.refuse_lease_move();
 
 -- What was over before a tick says nothing of it. What delayed one tick may have delayed the next one too.
 create function gaffer.forget_delay() returns trigger

@@ -162,6 +162,12 @@ declare
     v_job gaffer.job;
     v_like text[];
 begin
+    -- Whoever looks at all jobs reads each one's.
+    if (p_spec ? 'schedule' and p_spec -> 'due' ? 'kind' and p_spec -> 'bounds' ? 'timeout'
+        and jsonb_typeof(p_spec -> 'alerts') = 'object') is not true then
+        raise exception 'the spec of job "%" lacks what each has: schedule, due (with its kind), bounds (with a timeout), '
+            'alerts', p_job using errcode = 'invalid_parameter_value';
+    end if;
     select * into v_job from gaffer.job where name = p_job;
     if not found then
         select array_agg(job) into v_like from gaffer.operator_action
@@ -315,6 +321,9 @@ as $$
                   'stop, the next one does what is left. %s', p_fence, p_job,
                   coalesce((select 'This one was ' || error from gaffer.job_runs
                              where job = p_job and slot = p_slot and lease_id = p_lease_id and outcome = 'abandoned'),
+                           (select 'Row-level security may hide it, which no table of gaffer''s works with: alter table '
+                                   'gaffer.job_lease disable row level security'
+                              from pg_class where oid = 'gaffer.job_lease'::regclass and relrowsecurity),
                            'The lease was taken by another run, or by hand'))
 $$;
 

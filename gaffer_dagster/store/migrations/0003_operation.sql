@@ -1,15 +1,22 @@
 -- What people do to a job. Each is one transaction with its row in gaffer.operator_action.
 
--- For what is not done by a function of its own: a definition that is registered, a table that is prepared.
+-- For what is not done by a function of its own: a definition that is registered, a table that is prepared. What rules
+-- are read from (a pause, a mute, a name that a job had) is written by the function that does it, and by no other.
 create function gaffer.note_operation(
     p_job text, p_action text, p_by text, p_reason text, p_details jsonb default '{}'
 ) returns void
-language sql security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
+begin
+    if p_action is null
+       or p_action <> all (array['migrate', 'pool', 'prepare', 'redo', 'register', 'roles', 'test receivers']) then
+        raise exception 'the action % is noted by the function that does it', p_action
+            using errcode = 'invalid_parameter_value';
+    end if;
     insert into gaffer.operator_action (job, action, at, by, reason, details)
-    values (p_job, p_action, gaffer.clock(), p_by, p_reason, p_details)
-$$;
+    values (p_job, p_action, gaffer.clock(), p_by, p_reason, p_details);
+end $$;
 
 -- The pause of this job, which is over or ends now, may have delayed the tick that is waited for.
 create function gaffer.note_pause(p_job text, p_now timestamptz) returns void

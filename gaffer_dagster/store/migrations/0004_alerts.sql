@@ -14,6 +14,7 @@ create table gaffer.watch (
     passes        bigint not null default 0,
     jobs          text[] not null default '{}',   -- the jobs that are defined where it looks
     learnt_until  timestamptz                  -- the runs that its orchestrator recorded are known up to here
+                  check (learnt_until between '0001-01-02 00:00+00' and '9999-01-01 00:00+00')
 );
 
 create table gaffer.watch_gap (
@@ -32,7 +33,8 @@ create table gaffer.alert (
     watch       text,
     kind        text not null,
     severity    text not null check (severity in ('warning', 'error')),
-    since_at    timestamptz not null,          -- when it became true
+    since_at    timestamptz not null           -- when it became true
+                check (since_at between '0001-01-02 00:00+00' and '9999-01-01 00:00+00'),
     opened_at   timestamptz not null,          -- when it was seen
     details     jsonb not null,
     reminders   integer not null default 0,
@@ -147,8 +149,9 @@ begin
     if not found then
         return false;
     end if;
-    perform gaffer.note_operation(v_alert.job, 'ack', p_by, p_reason, jsonb_strip_nulls(jsonb_build_object(
-        'alert', p_alert, 'kind', v_alert.kind, 'watch', v_alert.watch)));
+    insert into gaffer.operator_action (job, action, at, by, reason, details)
+    values (v_alert.job, 'ack', v_alert.acked_at, p_by, p_reason, jsonb_strip_nulls(jsonb_build_object(
+                'alert', p_alert, 'kind', v_alert.kind, 'watch', v_alert.watch)));
     return true;
 end $$;
 
@@ -180,7 +183,8 @@ begin
     if found then
         update gaffer.alert set resolved_at = gaffer.clock(), details = details || '{"over": "retired"}'
          where watch = p_name and resolved_at is null;
-        perform gaffer.note_operation(null, 'retire', p_by, p_reason, jsonb_build_object('watch', p_name));
+        insert into gaffer.operator_action (job, action, at, by, reason, details)
+        values (null, 'retire', gaffer.clock(), p_by, p_reason, jsonb_build_object('watch', p_name));
         return;
     end if;
     select array_agg(name order by name) into v_by from gaffer.watch where p_name = any (jobs);

@@ -1,0 +1,1 @@
+../gaffer_dagster/store/roles.sql
