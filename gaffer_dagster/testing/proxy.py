@@ -48,6 +48,10 @@ class Proxy:
         """Every cut was made."""
         return not self._cuts
 
+    def cut(self, function: str, when: Cut) -> None:
+        """One more cut, behind those that are still to be made."""
+        self._cuts.append((function, when))
+
     async def start(self, host: str) -> asyncio.AbstractServer:
         server = await asyncio.start_server(self._serve, host, 0)
         port = server.sockets[0].getsockname()[1]
@@ -60,10 +64,14 @@ class Proxy:
             to_client.transport.abort()
             return
         host, port = self._parts.get("host") or "/tmp", int(self._parts.get("port") or 5432)  # noqa: S108 — as libpq
-        if host.startswith("/"):
-            server, to_server = await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
-        else:
-            server, to_server = await asyncio.open_connection(host, port)
+        try:
+            if host.startswith("/"):
+                server, to_server = await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
+            else:
+                server, to_server = await asyncio.open_connection(host, port)
+        except OSError:  # the server is away
+            to_client.transport.abort()
+            return
         quiet = asyncio.Event()  # answers are swallowed
         done = asyncio.Event()
         back = asyncio.create_task(self._pass_answers(server, to_client, quiet, done))

@@ -72,7 +72,8 @@ class Tally(Ending):
 
 # ── the test's side ──────────────────────────────────────────────────────────────────────────────────────────────
 
-processes.CONTEXT.set_forkserver_preload([__name__])
+CONTEXT = processes.CONTEXT
+CONTEXT.set_forkserver_preload([__name__])
 
 
 class Engines(processes.Engines):
@@ -101,7 +102,7 @@ class Engines(processes.Engines):
 
 
 def _one_run(way: Way, plan: Plan) -> Ending:
-    _raise_on_signals()
+    raise_on_signals()
     if plan.network is not None:
         network.enter(plan.network)
     _announce_answers(way)
@@ -142,7 +143,7 @@ def _run(way: Way, plan: Plan) -> Ending:
 
 
 def _many_runs(way: Way, plan: Plan) -> Ending:
-    _raise_on_signals()
+    raise_on_signals()
     counts: Counter[str] = Counter()
     random.seed(plan.seed)
     with contextlib.suppress(Interrupted):
@@ -155,7 +156,7 @@ def _many_runs(way: Way, plan: Plan) -> Ending:
     return Tally(counts=dict(counts))
 
 
-def _raise_on_signals() -> None:
+def raise_on_signals() -> None:
     def interrupt(number: int, _frame: object) -> None:
         raise Interrupted(signal.Signals(number).name)
 
