@@ -15,7 +15,8 @@ from enum import Enum
 from gaffer_dagster.errors import BadInputError, DatabaseUnavailableError
 from gaffer_dagster.store import db
 
-_READY = b"Z\x00\x00\x00\x05I"  # the server is done with a message, and in no transaction
+# The server is done with a message, and in no transaction, or in one that failed.
+_READY = (b"Z\x00\x00\x00\x05I", b"Z\x00\x00\x00\x05E")
 
 _READABLE = {"sslmode": "disable", "gssencmode": "disable"}
 
@@ -112,8 +113,8 @@ class Proxy:
         last = b""
         while chunk := await server.read(65536):
             if quiet.is_set():
-                last = (last + chunk)[-len(_READY) :]
-                if last == _READY:
+                last = (last + chunk)[-len(_READY[0]) :]
+                if last in _READY:
                     done.set()
             else:
                 to_client.write(chunk)
@@ -148,7 +149,9 @@ def cutting(url: str, *cuts: tuple[str, Cut], host: str = "127.0.0.1") -> Genera
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         server.close()  # while the loop runs, only its own thread may
-        for task in asyncio.all_tasks(loop):
+        left = asyncio.all_tasks(loop)
+        for task in left:
             task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
         loop.close()

@@ -32,7 +32,19 @@ class Network:
         """From now on every packet is dropped, both ways: no FIN, no RST, no error."""
         self.is_cut = True
         _ip("neigh", "replace", self._there, "lladdr", _NOBODY, "dev", f"{self._card}-a", "nud", "permanent")
-        _ip("-n", self.name, "neigh", "replace", self.here, "lladdr", _NOBODY, "dev", f"{self._card}-b", "nud", "permanent")
+        _ip(
+            "-n",
+            self.name,
+            "neigh",
+            "replace",
+            self.here,
+            "lladdr",
+            _NOBODY,
+            "dev",
+            f"{self._card}-b",
+            "nud",
+            "permanent",
+        )
 
     def heal(self) -> None:
         self.is_cut = False

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gaffer_dagster import local
-from gaffer_dagster.testing.waits import wait_until
 from gaffer_dagster.testing import database
+from gaffer_dagster.testing.waits import wait_until
 from tests.support import jobs
 
 

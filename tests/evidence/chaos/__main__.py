@@ -33,7 +33,11 @@ def main() -> int:
             judged = rounds.play(
                 made, databases, folder / f"round-{number}", f"{seed}/{number}", min(ROUND, given.faults - done)
             )
-            say(f"round {number}: {judged}")
+            say(
+                f"round {number}: {judged.seconds:.1f} s, {dict(judged.faults)}, {dict(judged.lines)}, "
+                f"{dict(judged.outcomes)}, {judged.rows} rows, {judged.unknown_done} of {judged.unknown} unknown done, "
+                f"got on {judged.resumed:.1f} s after, longest gap {judged.slowest:.1f}; {len(judged.findings)} findings"
+            )
             for finding in judged.findings[:10]:
                 say(str(finding))
             done += judged.faults.total()

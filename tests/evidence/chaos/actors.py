@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import signal
 import threading
@@ -20,8 +21,8 @@ from gaffer_dagster.testing.processes import Ending, Engine, Way
 from tests.evidence.chaos import jobs
 from tests.evidence.chaos.board import Board
 from tests.evidence.chaos.history import Recorder
-from tests.support import network, processes, variants
 from tests.support import jobs as plain
+from tests.support import network, processes, variants
 from tests.support.processes import Interrupted, raise_on_signals
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def perform(_way: Way, part: Part) -> Ending:
     raise_on_signals()
     if part.network is not None:
         network.enter(part.network)
+    _log_to(part.folder / f"{part.who}.log")
     board, recorder = Board(part.folder / "board"), Recorder(part.folder, part.who)
     chance = random.Random(f"{part.seed}/{part.who}")
     specs = jobs.of_round(part.seed, part.only)
@@ -79,6 +81,12 @@ def perform(_way: Way, part: Part) -> Ending:
                 break
             threading.Event().wait(chance.uniform(0, 0.05))  # who knocks without a pause keeps the holder from ending
     return processes.Tally(counts=dict(counts))
+
+
+def _log_to(file: Path) -> None:
+    logger = logging.getLogger("gaffer")
+    logger.addHandler(logging.FileHandler(file))
+    logger.propagate = False
 
 
 def _run(part: Part, board: Board, attempts: jobs.Attempts, number: int) -> BaseException | None:
@@ -194,11 +202,9 @@ class Writers:
 
     def _write(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:
         connection.execute("begin")
-        connection.execute(
-            "insert into source (value) select 'v' from generate_series(1, %s)", [chance.randint(1, 6)]
-        )
+        connection.execute("insert into source (value) select 'v' from generate_series(1, %s)", [chance.randint(1, 6)])
         if chance.random() < 0.3:
             self._stop.wait(chance.uniform(0.05, 0.3))
         connection.execute("insert into item select from generate_series(1, %s)", [chance.randint(0, 2)])
         connection.execute("rollback" if chance.random() < 0.1 else "commit")
-        self._stop.wait(chance.uniform(0.02, 0.2))
+        self._stop.wait(chance.uniform(0.05, 0.4))

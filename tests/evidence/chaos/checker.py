@@ -294,6 +294,10 @@ def _watermarks(facts: Facts) -> Iterator[Finding]:
 
 def _of_rows(facts: Facts, job: str, keys: set[str], position: Mapping[str, str] | None) -> Iterator[Finding]:
     reached = (-1, -1) if position is None else (int(position["xid"]), int(position["key"]))
+    left = [key for xid, key in facts.source if (xid, int(key)) > reached and key not in keys]
+    if left:
+        text = f"{job}: {len(left)} rows were left undone in the end, from {left[0]} on"
+        yield Finding("watermark", text, _about(facts, job=job, key=left[0]))
     for xid, key in facts.source:
         is_before = (xid, int(key)) <= reached
         if is_before and key not in keys:
@@ -303,10 +307,10 @@ def _of_rows(facts: Facts, job: str, keys: set[str], position: Mapping[str, str]
         elif key in keys and not is_before:
             text = f"{job}: {key} is done, and the watermark at {position} is not past it"
             yield Finding("watermark", text, _about(facts, job=job, key=key))
-        elif not is_before:
-            yield Finding("watermark", f"{job}: {key} was left undone in the end", _about(facts, job=job, key=key))
     for key in sorted(keys - {key for _, key in facts.source}):
-        yield Finding("watermark", f"{job}: {key} is done, and was never in the source", _about(facts, job=job, key=key))
+        yield Finding(
+            "watermark", f"{job}: {key} is done, and was never in the source", _about(facts, job=job, key=key)
+        )
 
 
 def _of_time(
@@ -331,7 +335,9 @@ def _of_time(
     for before, after in pairwise(order):
         if after.key <= before.key:
             yield Finding(
-                "watermark", f"{job}: {after.key} was done after {before.key}", _about(facts, before.attempt, after.attempt)
+                "watermark",
+                f"{job}: {after.key} was done after {before.key}",
+                _about(facts, before.attempt, after.attempt),
             )
 
 
@@ -353,7 +359,9 @@ def _queue(facts: Facts) -> Iterator[Finding]:
             elif item.is_pending and not item.is_parked:
                 yield Finding("queue", f"{job}: {key} was left undone, and is not parked ({item})", lines)
             elif item.is_pending and not is_bad(key) and charged[key] < ATTEMPTS:
-                text = f"{job}: {key} is parked, and was worked on alone without an answer {charged[key]} times ({item})"
+                text = (
+                    f"{job}: {key} is parked, and was worked on alone without an answer {charged[key]} times ({item})"
+                )
                 yield Finding("queue", text, lines)
             elif not item.is_pending and is_bad(key):
                 yield Finding("queue", f"{job}: {key} always fails, and is done", lines)

@@ -230,7 +230,9 @@ def _other_clocks(scene: Scene) -> None:
 
 def _release(scene: Scene) -> None:
     held = (
-        scene.connection().execute("select job, slot, fence from gaffer.job_lease where lease_id is not null").fetchall()
+        scene.connection()
+        .execute("select job, slot, fence from gaffer.job_lease where lease_id is not null")
+        .fetchall()
     )
     if held:
         job, slot, fence = scene.chance.choice(sorted(held))

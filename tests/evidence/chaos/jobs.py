@@ -51,9 +51,9 @@ def of_round(seed: str, only: str | None = None) -> list[gd.JobSpec]:
         "item", "id", pending=PENDING, done="done_at = now()", parallel=2, attempts=ATTEMPTS, backoff="1s"
     )
     all_jobs = [
-        job("copy", source, chance.randint(3, 20)),
-        job("copy_advisory", source, chance.randint(3, 20), exclusion="advisory"),
-        job("copy_protected", source, chance.randint(3, 20), protect=["t_copy_protected"]),
+        job("copy", source, chance.randint(8, 40)),
+        job("copy_advisory", source, chance.randint(8, 40), exclusion="advisory"),
+        job("copy_protected", source, chance.randint(8, 40), protect=["t_copy_protected"]),
         job("queue", queue, chance.randint(3, 10)),
         job("intervals", gd.EachInterval(settle="1s", start=BEGAN_AT), protect=["t_intervals"], exclusion="advisory"),
         job("slices", gd.Elapsed("30s", settle="1s", start=BEGAN_AT)),

@@ -68,7 +68,9 @@ def play(
         facts = _facts(made, began, healed_at)
         found = checker.check(facts, bound=BOUND)
         if resumed is None:
-            found.append(Finding("progress", f"not every job did what was due within {_PATIENCE:g} s after the end", ()))
+            found.append(
+                Finding("progress", f"not every job did what was due within {_PATIENCE:g} s after the end", ())
+            )
         known = checker.verdicts(facts)
     return Judged(
         seed,

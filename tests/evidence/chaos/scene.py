@@ -211,4 +211,3 @@ def scene(
             finally:
                 if made._connection is not None:
                     made._connection.close()
-
