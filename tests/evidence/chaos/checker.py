@@ -8,6 +8,7 @@ with the lines of the history that they are about.
     commits     the order of the commits agrees with the fences, and everything that is there was committed by a batch
     fences      a fence is handed out once, and so is a lease id
     runs        every run ended once, and its items are the rows that it wrote
+    endings     no run raised anything but what the faults explain
     watermark   agrees with what is there: of rows, everything up to it; of time, an unbroken chain up to it
     queue       each row is done once, or parked for cause
     progress    each job gets on within the bound after whatever was done to it
@@ -29,6 +30,18 @@ from tests.evidence.chaos.jobs import ATTEMPTS, BEGAN_AT, is_bad
 
 _SHOWN = 12
 """Lines of the history with a finding."""
+
+EXPLAINED = frozenset(
+    {
+        # Of ours: somebody else took over, a clock is wrong, the server is away, a signal came.
+        "LeaseLostError", "DeadlinePassedError", "ClockSkewError", "DatabaseUnavailableError", "Interrupted",
+        # A batch that took too long, since its process was stopped.
+        "BatchEndedError", "IdleInTransactionSessionTimeout", "TransactionTimeout", "QueryCanceled",
+        # A connection that was lost more often than a batch is tried.
+        "OperationalError", "AdminShutdown", "CrashShutdown", "CannotConnectNow",
+    }
+)  # fmt: skip
+"""What a run may raise under these faults."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +112,7 @@ class Item:
 @dataclass(frozen=True)
 class Facts:
     """`source`: the rows of the source, each as the number of its transaction and its key, in that order. `impaired`:
-    when jobs could not work. `began`, `healed`: when the round did, and when the last fault was undone."""
+    when jobs could not work. `healed`: when the last fault was undone."""
 
     history: Sequence[Line] = ()
     kinds: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
@@ -111,7 +124,6 @@ class Facts:
     items: Mapping[str, Item] = field(default_factory=dict[str, Item])
     broken: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Any])
     impaired: Sequence[tuple[float, float]] = ()
-    began: float = 0.0
     healed: float = 0.0
 
 
@@ -152,7 +164,8 @@ def verdicts(facts: Facts) -> Verdicts:
 def check(facts: Facts, *, bound: float) -> list[Finding]:
     """Everything that is wrong."""
     return [
-        *_writes(facts), *_twice(facts), *_commits(facts), *_fences(facts), *_runs(facts), *_watermarks(facts),
+        *_writes(facts), *_twice(facts), *_commits(facts), *_fences(facts), *_runs(facts),
+        *_endings(facts), *_watermarks(facts),
         *_queue(facts), *_progress(facts, bound), *_invariants(facts),
     ]  # fmt: skip
 
@@ -279,6 +292,13 @@ def _runs(facts: Facts) -> Iterator[Finding]:
         yield Finding("runs", f"{rows[run_id]} rows are of run {run_id}, which is not there")
 
 
+def _endings(facts: Facts) -> Iterator[Finding]:
+    for line in facts.history:
+        if line.what == "ended" and line.error is not None and line.error.split(":")[0] not in EXPLAINED:
+            lines = [each for each in facts.history if each.run == line.run or each is line]
+            yield Finding("endings", f"a run of {line.job} raised {line.error}", lines[-_SHOWN:])
+
+
 # ── what is done ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -374,10 +394,10 @@ def _queue(facts: Facts) -> Iterator[Finding]:
 
 def _gaps(facts: Facts) -> Iterator[tuple[str, float, float]]:
     """Job, and from when to when it did not get on though it could have."""
-    steps: dict[str, list[float]] = {job: [facts.began] for job in facts.kinds}
+    began = facts.history[0].at if facts.history else 0.0
+    steps = {job: [began] for job in facts.kinds}
     for line in facts.history:
-        well = line.what == "acknowledged" or (line.what == "ended" and line.note in ("succeeded", "partial"))
-        if well and line.job in steps:
+        if _is_well(line) and line.job in steps:
             steps[line.job].append(line.at)
     for job, times in steps.items():
         for since, until in pairwise(times):
@@ -385,6 +405,19 @@ def _gaps(facts: Facts) -> Iterator[tuple[str, float, float]]:
             ends = [end for start, end in facts.impaired if start < until and since < end]
             since = min(until, max([since, *ends]))
             yield job, since, until
+
+
+def resumed(facts: Facts) -> float:
+    """Seconds after the last fault was undone until every job had got on."""
+    firsts = {job: facts.history[-1].at for job in facts.kinds} if facts.history else {}
+    for line in reversed(facts.history):
+        if line.at > facts.healed and _is_well(line):
+            firsts[line.job] = line.at
+    return max(firsts.values(), default=facts.healed) - facts.healed
+
+
+def _is_well(line: Line) -> bool:
+    return line.what == "acknowledged" or (line.what == "ended" and line.note in ("succeeded", "partial"))
 
 
 def longest_gap(facts: Facts) -> float:
@@ -399,7 +432,7 @@ def _progress(facts: Facts, bound: float) -> Iterator[Finding]:
             yield Finding("progress", text, lines[-3 * _SHOWN :])
     for job in facts.kinds:
         well = [line for line in facts.history if line.job == job and line.at > facts.healed and line.what == "ended"]
-        if not well:
+        if not well and facts.history:
             yield Finding("progress", f"{job} was not run any more after the last fault")
 
 

@@ -5,11 +5,11 @@
     failed         the run was told that it is not: the work raised, or the run does it again
     unknown        the run ended without having heard
     charged        an attempt at a row that may end its process is about to be committed
-    ended          how the run ended; `note` is its outcome, or the error's name
+    ended          how the run ended: `note` is its outcome, `error` what it raised, if it did
     fault          something was done to the workers; `note` says what
 
-A worker that dies writes nothing more: what it had invoked is unknown as well. Each line is one write to a file that was
-opened before, so that it is in the kernel's hands, and outlives a kill -9.
+A worker that dies writes nothing more: what it had invoked is unknown as well. Each line is one write to a file that
+was opened before, so that it is in the kernel's hands, and outlives a kill -9.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Line:
     attempt: str | None = None
     keys: tuple[str, ...] = ()
     note: str = ""
+    error: str | None = None
 
     def __str__(self) -> str:
         told = {name: value for name, value in asdict(self).items() if name not in ("at", "what") and value}

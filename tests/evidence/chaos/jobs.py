@@ -92,8 +92,8 @@ def register(url: str, specs: list[gd.JobSpec]) -> None:
 
 @dataclass
 class Attempts:
-    """The attempts of one run: its `work`, which writes down what it invokes, and what the run tells of it. `at` is told
-    of each place; `run` is to be set once the run is there."""
+    """The attempts of one run: its `work`, which writes down what it invokes, and what the run tells of it. `at` is
+    told of each place; `run` is to be set once the run is there."""
 
     recorder: Recorder
     spec: gd.JobSpec
@@ -128,8 +128,8 @@ class Attempts:
         self._say("unknown")
         outcome = "" if self.run is None else str(self.run.outcome)
         told = {} if self.run is None or self.run.record is None else {"run": self.run.record.id}
-        note = outcome if error is None else f"{outcome} {type(error).__name__}: {str(error)[:200]}"
-        self.recorder.write("ended", job=self.spec.name, note=note, **told)
+        said = None if error is None else f"{type(error).__name__}: {str(error)[:300]}"
+        self.recorder.write("ended", job=self.spec.name, note=outcome, error=said, **told)
 
     def _say(self, what: str) -> None:
         for told in self._returned:

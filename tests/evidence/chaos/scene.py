@@ -121,7 +121,8 @@ class Scene:
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self.engines = Engines(self, self._seats())
-        self.cast: list[Actor] = [self.engines, Writers(self)]
+        self.writers = Writers(self)
+        self.cast: list[Actor] = [self.engines, self.writers]
 
     def _seats(self) -> list[str]:
         if self.variant is not None:
