@@ -36,10 +36,11 @@ _AFTER_THE_CHECK = "    v_now := gaffer.clock();"
 
 @dataclass(frozen=True)
 class Variant:
-    """`replaced`: in the text of commit_batch. `check_at`: where the check is done as a message of its own, and
+    """`replaced`: in the text of commit_batch; `renewal`: in that of renew. `check_at`: where the check is done as a message of its own, and
     `check`: what replaces it there. `page`: how the rows are read."""
 
     replaced: Mapping[str, str] = field(default_factory=dict)
+    renewal: Mapping[str, str] = field(default_factory=dict)
     check_at: Station | None = None
     check: str = _CHECK
     page: Callable[..., Any] | None = None
@@ -102,6 +103,16 @@ VARIANTS: dict[str, Variant] = {
     "error means not committed": Variant(_BARE, believes_errors=True),
     "id > watermark": Variant(page=_page_by_id),
     "id > watermark, below the horizon": Variant(page=_page_by_id_below_the_horizon),
+    # A late renewal makes whoever sends it the holder again.
+    "renewal that takes the lease back": Variant(
+        _BARE,
+        renewal={
+            "set lease_until = gaffer.clock() + p_ttl, gone_at = null,\n           (": "set fence = p_fence, lease_id ="
+            " p_lease_id, lease_until = gaffer.clock() + p_ttl, gone_at = null,\n           (",
+            "where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id;\n    return": "where job"
+            " = p_job and slot = p_slot;\n    return",
+        },
+    ),
 }
 
 
@@ -116,6 +127,9 @@ def install(url: str, name: str) -> None:
         _define(url, alone + "    return null;\nend $$;")
         text = start + rest
     _define(url, _replace(text, variant.replaced))
+    if variant.renewal:
+        replace(url, "renew", variant.renewal)
+        jobs.execute(url, "drop trigger grow_fence on gaffer.job_lease")
 
 
 def replace(url: str, function: str, replaced: Mapping[str, str]) -> None:

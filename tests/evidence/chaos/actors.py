@@ -79,7 +79,7 @@ def perform(_way: Way, part: Part) -> Ending:
             counts[type(error).__name__ if error else str(attempts.run and attempts.run.outcome)] += 1
             if part.job is not None or isinstance(error, Interrupted):
                 break
-            threading.Event().wait(chance.uniform(0, 0.05))  # who knocks without a pause keeps the holder from ending
+            threading.Event().wait(chance.uniform(0, 0.1))  # who knocks without a pause keeps the holder from ending
     return processes.Tally(counts=dict(counts))
 
 

@@ -39,6 +39,8 @@ EXPLAINED = frozenset(
         "BatchEndedError", "IdleInTransactionSessionTimeout", "TransactionTimeout", "QueryCanceled",
         # A connection that was lost more often than a batch is tried.
         "OperationalError", "AdminShutdown", "CrashShutdown", "CannotConnectNow",
+        # So PgBouncer says that it cannot reach the server.
+        "ProtocolViolation",
     }
 )  # fmt: skip
 """What a run may raise under these faults."""
@@ -295,7 +297,7 @@ def _runs(facts: Facts) -> Iterator[Finding]:
 def _endings(facts: Facts) -> Iterator[Finding]:
     for line in facts.history:
         if line.what == "ended" and line.error is not None and line.error.split(":")[0] not in EXPLAINED:
-            lines = [each for each in facts.history if each.run == line.run or each is line]
+            lines = [each for each in facts.history if (each.run and each.run == line.run) or each is line]
             yield Finding("endings", f"a run of {line.job} raised {line.error}", lines[-_SHOWN:])
 
 

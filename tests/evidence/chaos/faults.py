@@ -13,6 +13,7 @@ from gaffer_dagster.testing.proxy import Cut, Proxy
 from tests.evidence.chaos.actors import Worker
 from tests.evidence.chaos.jobs import CHAOS, LEASE
 from tests.evidence.chaos.scene import Scene
+from tests.support import variants
 from tests.support.processes import WORKING
 
 _PAST = LEASE.total_seconds()
@@ -116,6 +117,12 @@ def _at_place(scene: Scene, name: str, place: str, *, kill: bool) -> None:
 
 def _stop_at_a_place(scene: Scene) -> None:
     _at_place(scene, "stop at a station", scene.chance.choice([*map(str, Station), WORKING]), kill=False)
+
+
+def _stop_before_commit(scene: Scene) -> None:
+    """Between a check and what it is to protect, where a variant has such a place."""
+    checks = scene.variant is not None and variants.VARIANTS[scene.variant].check_at is not None
+    _at_place(scene, "stop before COMMIT", variants.CHECKED if checks else str(Station.APPLIED), kill=False)
 
 
 def _kill_at_a_place(scene: Scene) -> None:
@@ -241,13 +248,14 @@ def _release(scene: Scene) -> None:
 
 
 TABLE: dict[str, Fault] = {
-    "stop": Fault(_stop, 20),
-    "stop at a station": Fault(_stop_at_a_place, 14),
-    "kill": Fault(_kill, 8),
-    "kill at a station": Fault(_kill_at_a_place, 6),
-    "terminate": Fault(_terminate, 26),
-    "cut": Fault(_cut, 16),
-    "release": Fault(_release, 10),
+    "stop": Fault(_stop, 12),
+    "stop at a station": Fault(_stop_at_a_place, 8),
+    "stop before COMMIT": Fault(_stop_before_commit, 4),
+    "kill": Fault(_kill, 6),
+    "kill at a station": Fault(_kill_at_a_place, 5),
+    "terminate": Fault(_terminate, 30),
+    "cut": Fault(_cut, 18),
+    "release": Fault(_release, 14),
     "double tick": Fault(_double_tick, 2),
     "pooler restart": Fault(_pooler_restart, 1, "pooler"),
     "network drop": Fault(_network_drop, 0.5, "network"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -41,6 +41,16 @@ class Judged:
     slowest: float = 0.0
     seconds: float = 0.0
 
+    def summary(self) -> str:
+        faults = ", ".join(f"{count} {name}" for name, count in self.faults.most_common())
+        runs = ", ".join(f"{count} {name}" for name, count in self.outcomes.most_common())
+        return (
+            f"round {self.seed}: {self.faults.total()} faults in {self.seconds:.1f} s ({faults}); {self.rows} rows in "
+            f"{self.lines['acknowledged']} batches that were acknowledged, {self.lines['failed']} that failed and "
+            f"{self.unknown} unknown, of which {self.unknown_done} were done; {runs}; on again after {self.resumed:.1f} s, "
+            f"longest gap {self.slowest:.1f} s; {len(self.findings)} findings"
+        )
+
 
 def play(
     gear: Gear,
@@ -52,13 +62,14 @@ def play(
     weights: Mapping[str, float] | None = None,
     only: str | None = None,
     variant: str | None = None,
+    enough: Callable[[Scene], bool] = lambda made: False,
 ) -> Judged:
-    """A round of so many faults. `weights`: in place of those of the table."""
+    """A round of so many faults, or until it is `enough`. `weights`: in place of those of the table."""
     began = time.monotonic()
     with scene(gear, databases, folder, seed, only=only, variant=variant) as made:
         for actor in made.cast:
             actor.start()
-        _strike(made, count, weights or faults.possible(made.ways))
+        _strike(made, count, weights or faults.possible(made.ways), enough)
         made.undo_all()
         healed_at = time.monotonic()
         is_drained = _drain(made, healed_at)
@@ -87,9 +98,9 @@ def play(
     )
 
 
-def _strike(made: Scene, count: int, weights: Mapping[str, float]) -> None:
+def _strike(made: Scene, count: int, weights: Mapping[str, float], enough: Callable[[Scene], bool]) -> None:
     deadline = time.monotonic() + 60 + count
-    while made.counts.total() < count:
+    while made.counts.total() < count and not enough(made):
         assert time.monotonic() < deadline, f"only {made.counts} struck"
         with made.attempt():
             faults.draw(made, weights).strike(made)

@@ -82,7 +82,7 @@ def gear(folder: Path) -> Generator[Gear]:
         url = servers.with_quick_logins(local.start(folder / "server"))
         made = Gear(folder / "server", url, stack.enter_context(cutting(url)))
         try:
-            made.pooler = stack.enter_context(pooler(url, size=8))
+            made.pooler = stack.enter_context(pooler(url, size=8, server_login_retry=1))
         except pytest.skip.Exception as skipped:
             made.missing["pooler"] = str(skipped)
         try:

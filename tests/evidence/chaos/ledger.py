@@ -1,0 +1,182 @@
+"""What many sittings have found, kept in a JSON file, and the report that is made from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+import psycopg
+
+from tests.evidence.chaos.rounds import BOUND, Judged
+from tests.support import jobs
+
+REPORT = Path(__file__).parents[3] / "benchmarks" / "reliability.md"
+_SURE = 3.0
+"""With nothing found in N trials, the chance of one is below 3/N, 95 times of 100 (the rule of three)."""
+
+
+@dataclass
+class Sitting:
+    """What was judged so far. `lost`, `doubled`: findings of these kinds; `found`: all, in words."""
+
+    seed: int
+    began_at: str
+    versions: Mapping[str, str]
+    missing: Mapping[str, str] = field(default_factory=dict[str, str])
+    rounds: int = 0
+    seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter[str])
+    runs: Counter[str] = field(default_factory=Counter[str])
+    acknowledged: int = 0
+    failed: int = 0
+    unknown: int = 0
+    unknown_done: int = 0
+    rows: int = 0
+    lost: int = 0
+    doubled: int = 0
+    slowest: float = 0.0
+    found: list[str] = field(default_factory=list[str])
+
+    def add(self, judged: Judged) -> None:
+        self.rounds += 1
+        self.seconds += judged.seconds
+        self.faults += judged.faults
+        self.runs += judged.outcomes
+        self.acknowledged += judged.lines["acknowledged"]
+        self.failed += judged.lines["failed"]
+        self.unknown += judged.unknown
+        self.unknown_done += judged.unknown_done
+        self.rows += judged.rows
+        self.lost += sum(
+            finding.rule in ("writes", "watermark") and "lost" in finding.text for finding in judged.findings
+        )
+        self.doubled += sum(finding.rule == "twice" for finding in judged.findings)
+        self.slowest = max(self.slowest, judged.slowest)
+        self.found += [f"round {judged.seed}: {finding}" for finding in judged.findings]
+
+
+def begin(seed: int, url: str, missing: Mapping[str, str]) -> Sitting:
+    versions = {
+        "PostgreSQL": jobs.query(url, "show server_version")[0][0],
+        "psycopg": psycopg.__version__,
+        "Python": platform.python_version(),
+    }
+    return Sitting(seed, f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}Z", versions, dict(missing))
+
+
+def load(file: Path | None) -> list[Sitting]:
+    if file is None or not file.exists():
+        return []
+    told = json.loads(file.read_text())
+    return [
+        Sitting(**{**each, "faults": Counter(each["faults"]), "runs": Counter(each["runs"])})
+        for each in told["sittings"]
+    ]
+
+
+def save(file: Path | None, sittings: Sequence[Sitting]) -> None:
+    """At once or not at all, so that a sitting that is killed keeps what it had judged."""
+    if file is not None:
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps({"sittings": [asdict(each) for each in sittings]}, indent=1) + "\n")
+        os.replace(new, file)
+
+
+def report(sittings: Sequence[Sitting]) -> str:
+    """The page, from what was really run."""
+    faults, runs = Counter[str](), Counter[str]()
+    for each in sittings:
+        faults += each.faults
+        runs += each.runs
+    total, findings = faults.total(), [line for each in sittings for line in each.found]
+    lost, doubled = sum(each.lost for each in sittings), sum(each.doubled for each in sittings)
+    acknowledged = sum(each.acknowledged for each in sittings)
+    unknown = sum(each.unknown for each in sittings)
+    unknown_done = sum(each.unknown_done for each in sittings)
+    rows, rounds = sum(each.rows for each in sittings), sum(each.rounds for each in sittings)
+    seconds = sum(each.seconds for each in sittings)
+    slowest = max((each.slowest for each in sittings), default=0.0)
+    lines = [
+        "# Reliability under faults",
+        "",
+        "Jobs at work in several processes on a real Postgres, with faults at random; a history of what each worker was",
+        "told, and a checker that compares it with what the database says in the end. Written by `./dev chaos --report`",
+        "from the sittings below; nothing here is estimated.",
+        "",
+        f"| | {len(sittings)} sittings |",
+        "|---|---:|",
+        f"| faults | {total:,} |",
+        f"| rounds, each judged on a database of its own | {rounds:,} |",
+        f"| hours | {seconds / 3600:.1f} |",
+        f"| batches acknowledged | {acknowledged:,} |",
+        f"| batches that failed, and were told so | {sum(each.failed for each in sittings):,} |",
+        f"| batches of which nothing was heard; of these were done | {unknown:,}; {unknown_done:,} |",
+        f"| rows written by batches | {rows:,} |",
+        f"| runs | {runs.total():,} |",
+        f"| **acknowledged writes lost** | **{lost:,}** |",
+        f"| **done twice** | **{doubled:,}** |",
+        f"| findings of any rule | {len(findings):,} |",
+        f"| longest time in which a job did not get on though it could (allowed: {BOUND:g} s) | {slowest:.1f} s |",
+        "",
+        *_bound(total, acknowledged, len(findings)),
+        "",
+        "## Faults",
+        "",
+        "| kind | how many |",
+        "|---|---:|",
+        *(f"| {name} | {count:,} |" for name, count in faults.most_common()),
+        "",
+        "## How the runs ended",
+        "",
+        "| outcome | how many |",
+        "|---|---:|",
+        *(f"| `{name}` | {count:,} |" for name, count in runs.most_common()),
+        "",
+        "## Sittings",
+        "",
+        "| seed | began | versions | faults | acknowledged | findings |",
+        "|---:|---|---|---:|---:|---:|",
+        *(
+            f"| {each.seed} | {each.began_at} | {', '.join(f'{name} {value}' for name, value in each.versions.items())}"
+            f" | {each.faults.total():,} | {each.acknowledged:,} | {len(each.found):,} |"
+            for each in sittings
+        ),
+        "",
+        "A seed repeats the choices, not the timing. What a machine lacked (a pooler, a network namespace) was left out:",
+        "",
+        *sorted(
+            {f"- seed {each.seed}, {what}: {why}" for each in sittings for what, why in each.missing.items()}
+            or {"- nothing."}
+        ),
+        "",
+        "## What is judged, and what is not",
+        "",
+        "No acknowledged write is lost, none that failed is there, none is there in part or twice; commits follow the",
+        "fences, which are handed out once; every run ended once and counts what it wrote; the watermark agrees with what",
+        "is there; intervals follow one another without gap or overlap; each row of the queue is done once or parked for",
+        "cause; every job gets on; no run raises what no fault explains. Each broken variant in",
+        "`tests/evidence/test_chaos.py` is found by the same harness.",
+        "",
+        "Not covered: a power cut (the server is crashed, its machine is not), fail-over and restored backups (see",
+        "`spec/` and the tests of the number-only fence), disks that are full or lie, several machines with clocks and",
+        "networks of their own, runs longer than a minute, and more than seven engines at once.",
+    ]
+    if findings:
+        lines += ["", "## Findings", "", "```", *findings, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _bound(faults: int, acknowledged: int, findings: int) -> list[str]:
+    if findings or not faults or not acknowledged:
+        return ["Something was found (below), so no bound is given."] if findings else []
+    return [
+        f"Nothing was found. So the chance that one such fault breaks a promise is below {_SURE / faults:.1e}, and that an",
+        f"acknowledged batch is lost or done twice below {_SURE / acknowledged:.1e}, with 95 % confidence (3/N) and under",
+        "these faults and loads.",
+    ]
