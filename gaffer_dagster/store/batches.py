@@ -180,7 +180,7 @@ def copy(connection: db.Connection, statement: sql.Composed, rows: list[list[Any
         with connection.cursor() as cursor, cursor.copy(statement) as stream:
             for row in rows:
                 stream.write_row(row)
-    except ValueError:
+    except (ValueError, psycopg.ProgrammingError):
         # psycopg expects one answer, and PgBouncer adds an error of its own to that of a server that goes.
         if connection.info.status == psycopg.pq.ConnStatus.OK:
             raise

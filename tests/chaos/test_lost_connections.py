@@ -57,8 +57,9 @@ def test_a_condition_is_not_blamed_for_a_lost_connection(url: str) -> None:
     assert db.lost_connection(error), error
 
 
+@pytest.mark.parametrize("place", ["start", "end"])
 @pytest.mark.parametrize("way", ["direct", "pooler"])
-def test_a_batch_whose_connection_is_lost_in_copy_is_done_again(way: str, url: str) -> None:
+def test_a_batch_whose_connection_is_lost_in_copy_is_done_again(way: str, place: str, url: str) -> None:
     """A pooler adds an error of its own to the server's, and psycopg expects one."""
     jobs.make_source(url, 3)
     jobs.execute(
@@ -78,8 +79,11 @@ def test_a_batch_whose_connection_is_lost_in_copy_is_done_again(way: str, url: s
         batch.copy("copied", [{"id": number} for number in range(len(attempts) - 1, len(attempts) + 9)])
 
     with pooled(url) if way == "pooler" else nullcontext(url) as through:
-        running = Actor(lambda: jobs.run(jobs.spec("it"), through, work))
-        _terminate_once_it_waits(url)
+        with jobs.connect(url) as other:
+            if place == "start":
+                other.execute("begin; lock table copied in access exclusive mode")
+            running = Actor(lambda: jobs.run(jobs.spec("it"), through, work))
+            _terminate_once_it_waits(url)
         assert running.result().outcome == "succeeded"
     assert attempts == [1, 1]
     assert jobs.query(url, "select count(*) from copied") == [(10,)]

@@ -58,7 +58,7 @@ def test_whatever_happens_no_promise_is_broken(number: int, made: Gear, database
 
 
 @pytest.mark.parametrize("variant", BROKEN)
-def test_a_broken_protocol_is_caught(variant: str, made: Gear, databases: Databases, tmp_path: Path) -> None:
+def test_a_wrong_protocol_is_caught(variant: str, made: Gear, databases: Databases, tmp_path: Path) -> None:
     judged = _break(variant, BROKEN[variant], 60, made, databases, tmp_path)
     assert "twice" in {finding.rule for finding in judged.findings}, f"the judge does not see it: {judged.findings}"
 

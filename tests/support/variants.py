@@ -36,8 +36,8 @@ _AFTER_THE_CHECK = "    v_now := gaffer.clock();"
 
 @dataclass(frozen=True)
 class Variant:
-    """`replaced`: in the text of commit_batch; `renewal`: in that of renew. `check_at`: where the check is done as a message of its own, and
-    `check`: what replaces it there. `page`: how the rows are read."""
+    """`replaced`: in the text of commit_batch; `renewal`: in that of renew. `check_at`: where the check is done as a
+    message of its own, and `check`: what replaces it there. `page`: how the rows are read."""
 
     replaced: Mapping[str, str] = field(default_factory=dict)
     renewal: Mapping[str, str] = field(default_factory=dict)
@@ -107,10 +107,10 @@ VARIANTS: dict[str, Variant] = {
     "renewal that takes the lease back": Variant(
         _BARE,
         renewal={
-            "set lease_until = gaffer.clock() + p_ttl, gone_at = null,\n           (": "set fence = p_fence, lease_id ="
-            " p_lease_id, lease_until = gaffer.clock() + p_ttl, gone_at = null,\n           (",
-            "where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id;\n    return": "where job"
-            " = p_job and slot = p_slot;\n    return",
+            "set lease_until": "set fence = p_fence, lease_id = p_lease_id, lease_until",
+            "where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id;\n": (
+                "where job = p_job and slot = p_slot;\n"
+            ),
         },
     ),
 }

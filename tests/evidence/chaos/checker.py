@@ -411,7 +411,7 @@ def _gaps(facts: Facts) -> Iterator[tuple[str, float, float]]:
 
 def resumed(facts: Facts) -> float:
     """Seconds after the last fault was undone until every job had got on."""
-    firsts = {job: facts.history[-1].at for job in facts.kinds} if facts.history else {}
+    firsts = dict.fromkeys(facts.kinds, facts.history[-1].at) if facts.history else {}
     for line in reversed(facts.history):
         if line.at > facts.healed and _is_well(line):
             firsts[line.job] = line.at
