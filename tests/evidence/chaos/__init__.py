@@ -18,15 +18,15 @@ workers have written into the history (`history.py`) is compared with what the d
     rounds.py    one round, from an empty database to the findings
     ledger.py    the state file of many sittings, and the report made from it
 
-An actor is added as a class with `start`, `mend` (start again what has died), `stop` (no new work; what is at work may
-end) and `destroy`, and is made in `Scene.cast`. Whatever works on a job writes its attempts by `jobs.Attempts` (its
-`work` is the job's function, its `observe` the run's observer, `over` the end of the run), with a name that no other
-process has, into a file of its own in `Scene.folder`; nothing else is needed for the checker to judge it. A job is added
-to `jobs.of_round`, with a table `t_<name>` for what it did.
+An actor is added as a class with `start`, `mend` (start again what has died) and `stop` (no new work; what is at work
+may end, and is waited for), and is made in `Scene.cast`. Whatever works on a job writes its attempts by `jobs.Attempts`
+(its `work` is the job's function, its `observe` the run's observer, `over` the end of the run), with a name that no
+other process has, into a file of its own in `Scene.folder`; nothing else is needed for the checker to judge it. A job
+is added to `jobs.of_round`, with a table `t_<name>` for what it did.
 
-A fault is added as a function of a `Scene` and a row of `faults.TABLE`: its name, its weight, and what it needs (such as
-`pooler`), without which it is left out and the reason said. It must not wait: whatever is to come later goes to
+A fault is added as a function of a `Scene` and a row of `faults.TABLE`: its name, its weight, and what it needs (such
+as `pooler`), without which it is left out and the reason said. It must not wait: whatever is to come later goes to
 `scene.later(seconds, undo)`, and is done at once when the round is over. It calls `scene.struck(name, …)` once it is
-sure that it has struck; where it found no victim, it calls nothing, and is not counted. What keeps jobs from working for
-a while is said by `scene.impairs(until)`, so that nobody wonders that they do not.
+sure that it has struck; where it found no victim, it calls nothing, and is not counted. What keeps jobs from working
+for a while is said by `scene.impairs(seconds)`, so that nobody wonders that they do not.
 """

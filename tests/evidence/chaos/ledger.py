@@ -102,81 +102,91 @@ def report(sittings: Sequence[Sitting]) -> str:
     rows, rounds = sum(each.rows for each in sittings), sum(each.rounds for each in sittings)
     seconds = sum(each.seconds for each in sittings)
     slowest = max((each.slowest for each in sittings), default=0.0)
-    lines = [
-        "# Reliability under faults",
-        "",
-        "Jobs at work in several processes on a real Postgres, with faults at random; a history of what each worker was",
-        "told, and a checker that compares it with what the database says in the end. Written by `./dev chaos --report`",
-        "from the sittings below; nothing here is estimated.",
-        "",
-        f"| | {len(sittings)} sittings |",
-        "|---|---:|",
-        f"| faults | {total:,} |",
-        f"| rounds, each judged on a database of its own | {rounds:,} |",
-        f"| hours | {seconds / 3600:.1f} |",
-        f"| batches acknowledged | {acknowledged:,} |",
-        f"| batches that failed, and were told so | {sum(each.failed for each in sittings):,} |",
-        f"| batches of which nothing was heard; of these were done | {unknown:,}; {unknown_done:,} |",
-        f"| rows written by batches | {rows:,} |",
-        f"| runs | {runs.total():,} |",
-        f"| **acknowledged writes lost** | **{lost:,}** |",
-        f"| **done twice** | **{doubled:,}** |",
-        f"| findings of any rule | {len(findings):,} |",
-        f"| longest time in which a job did not get on though it could (allowed: {BOUND:g} s) | {slowest:.1f} s |",
-        "",
-        *_bound(total, acknowledged, len(findings)),
-        "",
-        "## Faults",
-        "",
-        "| kind | how many |",
-        "|---|---:|",
-        *(f"| {name} | {count:,} |" for name, count in faults.most_common()),
-        "",
-        "## How the runs ended",
-        "",
-        "| outcome | how many |",
-        "|---|---:|",
-        *(f"| `{name}` | {count:,} |" for name, count in runs.most_common()),
-        "",
-        "## Sittings",
-        "",
-        "| seed | began | versions | faults | acknowledged | findings |",
-        "|---:|---|---|---:|---:|---:|",
-        *(
-            f"| {each.seed} | {each.began_at} | {', '.join(f'{name} {value}' for name, value in each.versions.items())}"
-            f" | {each.faults.total():,} | {each.acknowledged:,} | {len(each.found):,} |"
-            for each in sittings
-        ),
-        "",
-        "A seed repeats the choices, not the timing. What a machine lacked (a pooler, a network namespace) was left out:",
-        "",
-        *sorted(
-            {f"- seed {each.seed}, {what}: {why}" for each in sittings for what, why in each.missing.items()}
-            or {"- nothing."}
-        ),
-        "",
-        "## What is judged, and what is not",
-        "",
-        "No acknowledged write is lost, none that failed is there, none is there in part or twice; commits follow the",
-        "fences, which are handed out once; every run ended once and counts what it wrote; the watermark agrees with what",
-        "is there; intervals follow one another without gap or overlap; each row of the queue is done once or parked for",
-        "cause; every job gets on; no run raises what no fault explains. Each broken variant in",
-        "`tests/evidence/test_chaos.py` is found by the same harness.",
-        "",
-        "Not covered: a power cut (the server is crashed, its machine is not), fail-over and restored backups (see",
-        "`spec/` and the tests of the number-only fence), disks that are full or lie, several machines with clocks and",
-        "networks of their own, runs longer than a minute, and more than seven engines at once.",
+    what = [
+        ("faults", f"{total:,}"),
+        ("rounds, each judged on a database of its own", f"{rounds:,}"),
+        ("hours", f"{seconds / 3600:.1f}"),
+        ("batches acknowledged", f"{acknowledged:,}"),
+        ("batches that failed, and were told so", f"{sum(each.failed for each in sittings):,}"),
+        ("batches of which nothing was heard", f"{unknown:,}, of which {unknown_done:,} were done"),
+        ("rows written by batches", f"{rows:,}"),
+        ("runs", f"{runs.total():,}"),
+        ("**acknowledged writes lost**", f"**{lost:,}**"),
+        ("**done twice**", f"**{doubled:,}**"),
+        ("findings of any rule", f"{len(findings):,}"),
+        (f"longest time in which a job did not get on though it could (allowed: {BOUND:g} s)", f"{slowest:.1f} s"),
     ]
+    missing = {f"- seed {each.seed}, {what}: {why}" for each in sittings for what, why in each.missing.items()}
+    return _PAGE.format(
+        what=_table(f"{len(sittings)} sittings", what),
+        bound=_bound(total, acknowledged, len(findings)),
+        faults=_table("how many", [(name, f"{count:,}") for name, count in faults.most_common()]),
+        runs=_table("how many", [(f"`{name}`", f"{count:,}") for name, count in runs.most_common()]),
+        sittings="\n".join(map(_row, sittings)),
+        missing="\n".join(sorted(missing or {"- nothing."})),
+        found="\n".join(["", "## Findings", "", "```", *findings, "```", ""]) if findings else "",
+    )
+
+
+def _table(head: str, rows: Sequence[tuple[str, str]]) -> str:
+    return "\n".join([f"| | {head} |", "|---|---:|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def _row(each: Sitting) -> str:
+    versions = ", ".join(f"{name} {value}" for name, value in each.versions.items())
+    counts = f"{each.faults.total():,} | {each.acknowledged:,} | {len(each.found):,}"
+    return f"| {each.seed} | {each.began_at} | {versions} | {counts} |"
+
+
+def _bound(faults: int, acknowledged: int, findings: int) -> str:
     if findings:
-        lines += ["", "## Findings", "", "```", *findings, "```"]
-    return "\n".join(lines) + "\n"
+        return "Something was found (below), so no bound is given."
+    if not faults or not acknowledged:
+        return "Nothing was judged yet."
+    return (
+        "Nothing was found. So, with 95 % confidence (3/N) and under these faults and loads, the chance that one fault "
+        f"breaks\na promise is below {_SURE / faults:.1e}, and that an acknowledged batch is lost or done twice below "
+        f"{_SURE / acknowledged:.1e}."
+    )
 
 
-def _bound(faults: int, acknowledged: int, findings: int) -> list[str]:
-    if findings or not faults or not acknowledged:
-        return ["Something was found (below), so no bound is given."] if findings else []
-    return [
-        f"Nothing was found. So the chance that one such fault breaks a promise is below {_SURE / faults:.1e}, and that an",
-        f"acknowledged batch is lost or done twice below {_SURE / acknowledged:.1e}, with 95 % confidence (3/N) and under",
-        "these faults and loads.",
-    ]
+_PAGE = """\
+# Reliability under faults
+
+Jobs at work in several processes on a real Postgres, with faults at random; a history of what each worker was told, and
+a checker that compares it with what the database says in the end. Written by `./dev chaos --state FILE --report` from
+the sittings below; nothing here is estimated.
+
+{what}
+
+{bound}
+
+## Faults
+
+{faults}
+
+## How the runs ended
+
+{runs}
+
+## Sittings
+
+| seed | began | versions | faults | acknowledged | findings |
+|---:|---|---|---:|---:|---:|
+{sittings}
+
+A seed repeats the choices, not the timing. What a machine lacked, and was left out there:
+
+{missing}
+
+## What is judged, and what is not
+
+No acknowledged write is lost, none that failed is there, none is there in part or twice; commits follow the fences,
+which are handed out once; every run ended once and counts what it wrote; the watermark agrees with what is there;
+intervals follow one another without gap or overlap; each row of the queue is done once, or parked for cause; every job
+gets on; no run raises what no fault explains. The broken protocols in `tests/evidence/test_chaos.py` are found by the
+same harness.
+
+Not covered: a power cut (the server is crashed, its machine is not), fail-over and restored backups (see `spec/`),
+disks that are full or lie, several machines with clocks and networks of their own, and runs longer than a minute.
+{found}"""

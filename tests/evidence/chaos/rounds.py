@@ -47,8 +47,8 @@ class Judged:
         return (
             f"round {self.seed}: {self.faults.total()} faults in {self.seconds:.1f} s ({faults}); {self.rows} rows in "
             f"{self.lines['acknowledged']} batches that were acknowledged, {self.lines['failed']} that failed and "
-            f"{self.unknown} unknown, of which {self.unknown_done} were done; {runs}; on again after {self.resumed:.1f} s, "
-            f"longest gap {self.slowest:.1f} s; {len(self.findings)} findings"
+            f"{self.unknown} unknown, of which {self.unknown_done} were done; {runs}; on again after "
+            f"{self.resumed:.1f} s, longest gap {self.slowest:.1f} s; {len(self.findings)} findings"
         )
 
 
