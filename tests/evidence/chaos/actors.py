@@ -114,11 +114,11 @@ def _run(part: Part, board: Board, attempts: jobs.Attempts, number: int) -> Base
 
 
 class Worker:
-    """One engine process. `seat`: its place on the board, which the one that takes its place has too."""
+    """One engine process. `is_ordered`: it is to stop, or to die, at a place."""
 
     def __init__(self, engine: Engine, part: Part, way: str) -> None:
         self.engine, self.part, self.way = engine, part, way
-        self.is_stopped = False
+        self.is_stopped = self.is_ordered = False
 
     @property
     def is_alive(self) -> bool:
@@ -147,6 +147,12 @@ class Engines:
     def invite(self, job: str, tick: Any) -> None:
         """One more, which runs this job once."""
         self._guests.append(self._start(len(self._ways) + self._started % 16, "direct", job=job, tick=tick))
+
+    def resume(self) -> None:
+        """Whoever has stopped itself without being seen to."""
+        for worker in [*self.workers, *self._guests]:
+            if worker.is_alive:
+                worker.engine.resume()
 
     def stop(self) -> None:
         for worker in [*self.workers, *self._guests]:

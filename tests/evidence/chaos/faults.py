@@ -45,7 +45,11 @@ def possible(ways: Mapping[str, str]) -> dict[str, float]:
 
 def _victim(scene: Scene) -> Worker | None:
     """Mostly one that has a lease."""
-    there = [worker for worker in scene.engines.workers if worker.is_alive and not worker.is_stopped]
+    there = [
+        worker
+        for worker in scene.engines.workers
+        if worker.is_alive and not worker.is_stopped and not worker.is_ordered
+    ]
     holders = [worker for worker in there if scene.board.job(worker.part.seat) is not None]
     if not there:
         return None
@@ -53,7 +57,7 @@ def _victim(scene: Scene) -> Worker | None:
 
 
 def _to_stop(scene: Scene) -> Worker | None:
-    stopped = sum(worker.is_stopped for worker in scene.engines.workers)
+    stopped = sum(worker.is_stopped or worker.is_ordered for worker in scene.engines.workers)
     return _victim(scene) if stopped < len(scene.engines.workers) - _AT_WORK else None
 
 
@@ -98,20 +102,20 @@ def _at_place(scene: Scene, name: str, place: str, *, kill: bool) -> None:
     board, seat, looks = scene.board, worker.part.seat, iter(range(20))
 
     def look() -> None:
-        if worker not in scene.engines.workers or worker.is_stopped or not (worker.is_alive or board.stands(seat)):
-            return
-        if board.stands(seat):
+        if not worker.is_alive:  # nobody else kills one that is under orders
+            scene.struck(name, f"{place} {worker.part.who}")
+        elif not kill and board.stands(seat):
+            worker.is_ordered = False
             scene.struck(name, f"{place} {worker.part.who}", _job_of(scene, worker))
-            if not kill:
-                _resume_later(scene, worker)
-        elif next(looks, None) is None:
-            board.take_back(seat)
-            if board.stands(seat):
-                look()
-        else:
+            _resume_later(scene, worker)
+        elif next(looks, None) is not None:
             scene.later(0.05, look)
+        else:
+            board.take_back(seat)
+            worker.is_ordered = False
 
     board.order(seat, place, kill=kill)
+    worker.is_ordered = True
     scene.later(0.02, look)
 
 

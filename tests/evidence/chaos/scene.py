@@ -168,6 +168,7 @@ class Scene:
     def undo_all(self) -> None:
         while self._later:
             heapq.heappop(self._later)[2]()
+        self.engines.resume()
         self.mend()
 
     def mend(self) -> None:
