@@ -28,7 +28,7 @@ BROKEN = {
     "plain SELECT, then COMMIT": "stop before COMMIT",
     "plain SELECT, then the writes": "stop before COMMIT",
     "key share, then the writes": "stop before COMMIT",
-    "renewal that takes the lease back": "stop at a station",
+    "renewal that takes the lease back": "stop before COMMIT",
     "error means not committed": "cut",
 }
 """Each with the fault that finds it soonest."""

@@ -128,8 +128,9 @@ def _run(way: Way, plan: Plan) -> Ending:
     )
 
 
-def raise_on_signals() -> None:
+def raise_on_signals(heard: Callable[[], object] = lambda: None) -> None:
     def interrupt(number: int, _frame: object) -> None:
+        heard()
         raise Interrupted(signal.Signals(number).name)
 
     signal.signal(signal.SIGINT, interrupt)

@@ -48,7 +48,8 @@ class Part:
 
 def perform(_way: Way, part: Part) -> Ending:
     """One run after another, each of a job at random, until a signal comes."""
-    raise_on_signals()
+    stopping = threading.Event()  # where what the signal raises is swallowed
+    raise_on_signals(stopping.set)
     if part.network is not None:
         network.enter(part.network)
     _log_to(part.folder / f"{part.who}.log")
@@ -67,7 +68,7 @@ def perform(_way: Way, part: Part) -> Ending:
 
     pending_rows.charge = charged
     with contextlib.suppress(Interrupted):
-        while True:
+        while not stopping.is_set():
             number = chance.randrange(len(specs))
             if part.job is not None:
                 number = [spec.name for spec in specs].index(part.job)
@@ -159,7 +160,10 @@ class Engines:
             if worker.is_alive:
                 worker.engine.signal(signal.SIGTERM)
         for worker in [*self.workers, *self._guests]:
-            worker.engine.died_or_ended()
+            try:
+                worker.engine.ends()
+            except EOFError:  # it was hardly born
+                worker.engine.destroy()
 
     def _start(self, seat: int, way: str, **given: Any) -> Worker:
         self._started += 1

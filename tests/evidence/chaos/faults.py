@@ -124,9 +124,10 @@ def _stop_at_a_place(scene: Scene) -> None:
 
 
 def _stop_before_commit(scene: Scene) -> None:
-    """Between a check and what it is to protect, where a variant has such a place."""
-    checks = scene.variant is not None and variants.VARIANTS[scene.variant].check_at is not None
-    _at_place(scene, "stop before COMMIT", variants.CHECKED if checks else str(Station.APPLIED), kill=False)
+    """Where a variant has its gap: between a check and what it is to protect, or before a late renewal is in time."""
+    variant = variants.VARIANTS[scene.variant or "the product"]
+    place = variants.CHECKED if variant.check_at else str(Station.DUE if variant.renewal else Station.APPLIED)
+    _at_place(scene, "stop before COMMIT", place, kill=False)
 
 
 def _kill_at_a_place(scene: Scene) -> None:
