@@ -182,6 +182,10 @@ def _about(facts: Facts, *attempts: str | None, job: str = "", key: str = "") ->
     return found[:_SHOWN]
 
 
+def _of_run(facts: Facts, run: int) -> list[Line]:
+    return [line for line in facts.history if line.run == run][-_SHOWN:]
+
+
 # ── what was written ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -281,15 +285,15 @@ def _runs(facts: Facts) -> Iterator[Finding]:
         ended = [(event.what, event.outcome) for event in endings[run.id]]
         # One that was found dead may add that it was not, when it hears of it.
         once = len(ended) == 1 or ended == [("ended", "abandoned"), ("ended again", "lost_lease")]
-        lines = [line for line in facts.history if line.run == run.id]
         if run.outcome == "running" or (run.fence is not None and not once):
-            yield Finding("runs", f"run {run.id} of {run.job} is {run.outcome}, and ended so: {ended}", lines[-_SHOWN:])
+            text = f"run {run.id} of {run.job} is {run.outcome}, and ended so: {ended}"
+            yield Finding("runs", text, _of_run(facts, run.id))
         if run.items != rows[run.id] or run.batches != commits[run.id]:
             text = (
                 f"run {run.id} of {run.job} counts {run.items} items in {run.batches} batches; there are "
                 f"{rows[run.id]} rows of it, and {commits[run.id]} batches were committed"
             )
-            yield Finding("runs", text, lines[-_SHOWN:])
+            yield Finding("runs", text, _of_run(facts, run.id))
     for run_id in sorted(set(rows) - {run.id for run in facts.runs}):
         yield Finding("runs", f"{rows[run_id]} rows are of run {run_id}, which is not there")
 
@@ -373,22 +377,26 @@ def _queue(facts: Facts) -> Iterator[Finding]:
     for job in [job for job, kind in facts.kinds.items() if kind.of == "queue"]:
         done = {row.key for row in facts.written if row.job == job}
         for key, item in facts.items.items():
-            lines = _about(facts, job=job, key=key)
-            if item.is_pending and key in done:
-                yield Finding("queue", f"{job}: {key} is done, and says that it is pending", lines)
-            elif not item.is_pending and key not in done:
-                yield Finding("queue", f"{job}: {key} says that it is done, and its work is not there", lines)
-            elif item.is_pending and not item.is_parked:
-                yield Finding("queue", f"{job}: {key} was left undone, and is not parked ({item})", lines)
-            elif item.is_pending and not is_bad(key) and charged[key] < ATTEMPTS:
-                text = (
-                    f"{job}: {key} is parked, and was worked on alone without an answer {charged[key]} times ({item})"
-                )
-                yield Finding("queue", text, lines)
-            elif not item.is_pending and is_bad(key):
-                yield Finding("queue", f"{job}: {key} always fails, and is done", lines)
+            told = _of_item(key, item, key in done, charged[key])
+            if told is not None:
+                yield Finding("queue", f"{job}: {key} {told}", _about(facts, job=job, key=key))
         for key in sorted(done - set(facts.items)):
             yield Finding("queue", f"{job}: {key} is done, and was never in the queue", _about(facts, job=job, key=key))
+
+
+def _of_item(key: str, item: Item, is_done: bool, charged: int) -> str | None:
+    """`charged`: attempts at it alone that were committed beforehand, and not followed by a word."""
+    if item.is_pending and is_done:
+        return "is done, and says that it is pending"
+    if not item.is_pending and not is_done:
+        return "says that it is done, and its work is not there"
+    if item.is_pending and not item.is_parked:
+        return f"was left undone, and is not parked ({item})"
+    if item.is_pending and not is_bad(key) and charged < ATTEMPTS:
+        return f"is parked, and was worked on alone without an answer {charged} times ({item})"
+    if not item.is_pending and is_bad(key):
+        return "always fails, and is done"
+    return None
 
 
 # ── whether it gets on ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def save(file: Path | None, sittings: Sequence[Sitting]) -> None:
     """At once or not at all, so that a sitting that is killed keeps what it had judged."""
     if file is not None:
         new = file.with_suffix(".new")
-        new.write_text(json.dumps({"sittings": [asdict(each) for each in sittings]}, indent=1) + "\n")
+        new.write_text(json.dumps({"sittings": [vars(each) for each in sittings]}, indent=1) + "\n")
         os.replace(new, file)
 
 

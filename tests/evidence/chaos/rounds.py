@@ -18,7 +18,7 @@ from tests.evidence.chaos.checker import Facts, Finding
 from tests.evidence.chaos.scene import Gear, Scene, scene
 from tests.support import jobs as plain
 
-RATE = 14.0
+RATE = 20.0
 """Faults a second, as far as they find a victim."""
 BOUND = 30.0
 """Seconds in which every job must have got on, whatever was done to it."""
