@@ -63,6 +63,11 @@ def test_a_wrong_protocol_is_caught(variant: str, made: Gear, databases: Databas
     assert "twice" in {finding.rule for finding in judged.findings}, f"the judge does not see it: {judged.findings}"
 
 
+def test_an_answer_before_it_is_on_disk_is_caught(made: Gear, databases: Databases, tmp_path: Path) -> None:
+    judged = _break("durability is not raised", "server crash", 3, made, databases, tmp_path)
+    assert any("lost are" in finding.text for finding in judged.findings), f"the judge does not see it: {judged}"
+
+
 @pytest.mark.parametrize("fault", sorted(set(BROKEN.values())))
 def test_what_they_are_made_of_is_sound(fault: str, made: Gear, databases: Databases, tmp_path: Path) -> None:
     assert _break("bare", fault, 10, made, databases, tmp_path).findings == []

@@ -36,11 +36,11 @@ _AFTER_THE_CHECK = "    v_now := gaffer.clock();"
 
 @dataclass(frozen=True)
 class Variant:
-    """`replaced`: in the text of commit_batch; `renewal`: in that of renew. `check_at`: where the check is done as a
-    message of its own, and `check`: what replaces it there. `page`: how the rows are read."""
+    """`replaced`: in the text of commit_batch; `others`: in those of other functions. `check_at`: where the check is
+    done as a message of its own, and `check`: what replaces it there. `page`: how the rows are read."""
 
     replaced: Mapping[str, str] = field(default_factory=dict)
-    renewal: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     check_at: Station | None = None
     check: str = _CHECK
     page: Callable[..., Any] | None = None
@@ -106,12 +106,19 @@ VARIANTS: dict[str, Variant] = {
     # A late renewal makes whoever sends it the holder again.
     "renewal that takes the lease back": Variant(
         _BARE,
-        renewal={
-            "set lease_until": "set fence = p_fence, lease_id = p_lease_id, lease_until",
-            "where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id;\n": (
-                "where job = p_job and slot = p_slot;\n"
-            ),
+        others={
+            "renew": {
+                "set lease_until": "set fence = p_fence, lease_id = p_lease_id, lease_until",
+                "where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id;\n": (
+                    "where job = p_job and slot = p_slot;\n"
+                ),
+            },
+            "refuse_smaller_fence": {"if new.fence < old.fence\n": "if false and new.fence < old.fence\n"},
         },
+    ),
+    # Where the database does not wait for its disk, a batch does not, either.
+    "durability is not raised": Variant(
+        others={"raise_durability": {"in ('off', 'local')": "in ('none of these')"}},
     ),
 }
 
@@ -127,9 +134,8 @@ def install(url: str, name: str) -> None:
         _define(url, alone + "    return null;\nend $$;")
         text = start + rest
     _define(url, _replace(text, variant.replaced))
-    if variant.renewal:
-        replace(url, "renew", variant.renewal)
-        jobs.execute(url, "drop trigger grow_fence on gaffer.job_lease")
+    for function, replaced in variant.others.items():
+        replace(url, function, replaced)
 
 
 def replace(url: str, function: str, replaced: Mapping[str, str]) -> None:

@@ -126,7 +126,7 @@ def _stop_at_a_place(scene: Scene) -> None:
 def _stop_before_commit(scene: Scene) -> None:
     """Where a variant has its gap: between a check and what it is to protect, or before a late renewal is in time."""
     variant = variants.VARIANTS[scene.variant or "the product"]
-    place = variants.CHECKED if variant.check_at else str(Station.DUE if variant.renewal else Station.APPLIED)
+    place = variants.CHECKED if variant.check_at else str(Station.DUE if "renew" in variant.others else Station.APPLIED)
     _at_place(scene, "stop before COMMIT", place, kill=False)
 
 
@@ -207,6 +207,7 @@ def _crash(scene: Scene) -> None:
     scene.impairs(60)
     scene.struck("server crash")
     scene.gear.crash()
+    scene.clock.advance(timedelta())  # what was set last may be lost
     scene.impaired[-1] = (scene.impaired[-1][0], time.monotonic())
 
 

@@ -27,6 +27,7 @@ from tests.evidence.chaos import jobs
 from tests.evidence.chaos.actors import Engines, Writers
 from tests.evidence.chaos.board import Board
 from tests.evidence.chaos.history import Recorder
+from tests.support import jobs as plain
 from tests.support import processes, servers, variants
 from tests.support.network import Network, network
 from tests.support.pgbouncer import Pooler, pooler
@@ -206,6 +207,10 @@ def scene(
         jobs.register(url, specs)
         if variant is not None:
             variants.install(url, variant)
+        # Of the database's own durability the promises do not depend.
+        if variant == "durability is not raised" or random.Random(f"{seed}/durability").random() < 0.5:
+            name = str(db.parse_url(url)["dbname"])
+            plain.execute(url, f'alter database "{name}" set synchronous_commit = off')
         with processes.Engines() as started:
             made = Scene(gear, url, folder, seed, started, only=only, variant=variant)
             try:
