@@ -59,27 +59,29 @@ def test_whatever_happens_no_promise_is_broken(number: int, made: Gear, database
 
 @pytest.mark.parametrize("variant", BROKEN)
 def test_a_wrong_protocol_is_caught(variant: str, made: Gear, databases: Databases, tmp_path: Path) -> None:
-    judged = _break(variant, BROKEN[variant], 60, made, databases, tmp_path)
+    judged = _break(variant, {BROKEN[variant]: 1}, 60, made, databases, tmp_path)
     assert "twice" in {finding.rule for finding in judged.findings}, f"the judge does not see it: {judged.findings}"
 
 
 def test_an_answer_before_it_is_on_disk_is_caught(made: Gear, databases: Databases, tmp_path: Path) -> None:
-    judged = _break("durability is not raised", "server crash", 3, made, databases, tmp_path)
+    judged = _break("durability is not raised", {"server crash": 1, "release": 12}, 40, made, databases, tmp_path)
     assert any("lost are" in finding.text for finding in judged.findings), f"the judge does not see it: {judged}"
 
 
 @pytest.mark.parametrize("fault", sorted(set(BROKEN.values())))
 def test_what_they_are_made_of_is_sound(fault: str, made: Gear, databases: Databases, tmp_path: Path) -> None:
-    assert _break("bare", fault, 10, made, databases, tmp_path).findings == []
+    assert _break("bare", {fault: 1}, 10, made, databases, tmp_path).findings == []
 
 
-def _break(variant: str, fault: str, count: int, made: Gear, databases: Databases, tmp_path: Path) -> rounds.Judged:
+def _break(
+    variant: str, weights: dict[str, float], count: int, made: Gear, databases: Databases, tmp_path: Path
+) -> rounds.Judged:
     def is_caught(scene: Scene) -> bool:
         return bool(jobs.query(scene.url, "select from t_copy group by key having count(*) > 1 limit 1"))
 
     judged = rounds.play(
         made, databases, tmp_path / "round", f"{SEED}/{variant}", count,
-        weights={fault: 1}, only="copy", variant=variant, enough=is_caught,
+        weights=weights, only="copy", variant=variant, enough=is_caught,
     )  # fmt: skip
     say(f"{variant}: {judged.summary()}")
     return judged

@@ -200,9 +200,8 @@ def test_a_fence_that_two_runs_were_handed_is_found() -> None:
 def test_a_run_that_never_ended_and_one_that_ended_twice_are_found() -> None:
     facts = rows()
     runs = [replace(run, outcome="running") if run.id == 2 else run for run in facts.runs]
-    assert found(replace(facts, runs=runs)) == {
-        "runs": "run 2 of copy is running, and ended so: [('ended', 'succeeded')]"
-    }
+    told = "run 2 of copy is running, and ended so: [('ended', 'succeeded')]"
+    assert found(replace(facts, runs=runs))["runs"] == told
     again = replace(facts.events[-1], what="ended again")
     assert "runs" in found(replace(facts, events=[*facts.events, again]))
 
@@ -232,6 +231,13 @@ def test_an_error_that_no_fault_explains_is_found() -> None:
     }
     explained = replace(ended, error="LeaseLostError: fence 4 is no longer current")
     assert found(replace(facts, history=[*facts.history, explained])) == {}
+
+
+def test_an_ending_that_is_lost_is_found() -> None:
+    facts = rows()
+    runs = [replace(run, outcome="abandoned") if run.id == 1 else run for run in facts.runs]
+    told = "run 1 of copy was told that it ended succeeded, and is abandoned"
+    assert found(replace(facts, runs=runs)) == {"endings": told}
 
 
 # ── what is done ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ with the lines of the history that they are about.
     commits     the order of the commits agrees with the fences, and everything that is there was committed by a batch
     fences      a fence is handed out once, and so is a lease id
     runs        every run ended once, and its items are the rows that it wrote
-    endings     no run raised anything but what the faults explain
+    endings     no run raised anything but what the faults explain, and each ended as it was told
     watermark   agrees with what is there: of rows, everything up to it; of time, an unbroken chain up to it
     queue       each row is done once, or parked for cause
     progress    each job gets on within the bound after whatever was done to it
@@ -303,6 +303,14 @@ def _endings(facts: Facts) -> Iterator[Finding]:
         if line.what == "ended" and line.error is not None and line.error.split(":")[0] not in EXPLAINED:
             lines = [each for each in facts.history if (each.run and each.run == line.run) or each is line]
             yield Finding("endings", f"a run of {line.job} raised {line.error}", lines[-_SHOWN:])
+    outcomes = {run.id: run.outcome for run in facts.runs}
+    for line in facts.history:
+        # What a run that was taken from heard need not have got into its row.
+        if line.what == "ended" and line.run is not None and line.note in ("succeeded", "partial", "capped", "busy"):
+            outcome = outcomes.get(line.run, "not there")
+            if outcome != line.note:
+                text = f"run {line.run} of {line.job} was told that it ended {line.note}, and is {outcome}"
+                yield Finding("endings", text, _of_run(facts, line.run))
 
 
 # ── what is done ─────────────────────────────────────────────────────────────────────────────────────────────────────

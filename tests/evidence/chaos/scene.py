@@ -81,6 +81,9 @@ def gear(folder: Path) -> Generator[Gear]:
     with ExitStack() as stack:
         stack.callback(local.stop, folder / "server")
         url = servers.with_quick_logins(local.start(folder / "server"))
+        # What is not waited for is not on disk soon, either.
+        plain.execute(url, "alter system set wal_writer_delay = '10s'")
+        plain.execute(url, "select pg_reload_conf()")
         made = Gear(folder / "server", url, stack.enter_context(cutting(url)))
         try:
             made.pooler = stack.enter_context(pooler(url, size=8, server_login_retry=1))
