@@ -22,6 +22,7 @@ from tests.support.faults import say
 SEED = int(os.environ.get("GAFFER_CHAOS_SEED", 0)) or random.SystemRandom().randrange(1, 1_000_000)
 FAULTS = int(os.environ.get("GAFFER_CHAOS_FAULTS", 1_000))
 _ROUNDS = 4
+pytestmark = pytest.mark.timeout(400 + FAULTS)
 
 BROKEN = {
     "time-only lease": "stop before COMMIT",
@@ -46,7 +47,6 @@ def databases(made: Gear) -> Iterator[Databases]:
         yield databases
 
 
-@pytest.mark.timeout(200 + FAULTS)
 @pytest.mark.parametrize("number", range(_ROUNDS))
 def test_whatever_happens_no_promise_is_broken(number: int, made: Gear, databases: Databases, tmp_path: Path) -> None:
     say(f"GAFFER_CHAOS_SEED={SEED} GAFFER_CHAOS_FAULTS={FAULTS}; without {made.missing or 'nothing'}")

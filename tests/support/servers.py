@@ -35,6 +35,9 @@ def crash(folder: Path) -> None:
     wait_until(server.is_gone, "no process of the server is left")
 
 
-def with_quick_logins(url: str) -> str:
-    """The same, for a server that is asked by many short connections."""
-    return database._with_quick_logins(url)  # pyright: ignore[reportPrivateUsage]
+@contextmanager
+def lasting_server(folder: Path) -> Generator[str]:
+    """The URL of one with fsync on, which many short connections ask; it ends with this process, however that ends."""
+    url = local.start(folder)
+    with database._stopped_whatever_happens(folder):  # pyright: ignore[reportPrivateUsage]
+        yield database._with_quick_logins(url)  # pyright: ignore[reportPrivateUsage]

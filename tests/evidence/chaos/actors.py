@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
 import signal
 import threading
@@ -50,6 +51,7 @@ def perform(_way: Way, part: Part) -> Ending:
     """One run after another, each of a job at random, until a signal comes."""
     stopping = threading.Event()  # where what the signal raises is swallowed
     raise_on_signals(stopping.set)
+    parent = os.getppid()
     if part.network is not None:
         network.enter(part.network)
     _log_to(part.folder / f"{part.who}.log")
@@ -68,7 +70,7 @@ def perform(_way: Way, part: Part) -> Ending:
 
     pending_rows.charge = charged
     with contextlib.suppress(Interrupted):
-        while not stopping.is_set():
+        while not stopping.is_set() and os.getppid() == parent:
             number = chance.randrange(len(specs))
             if part.job is not None:
                 number = [spec.name for spec in specs].index(part.job)

@@ -22,7 +22,7 @@ RATE = 20.0
 """Faults a second, as far as they find a victim."""
 BOUND = 30.0
 """Seconds in which every job must have got on, whatever was done to it."""
-_PATIENCE = 60.0
+_PATIENCE = 120.0
 
 
 @dataclass
@@ -99,7 +99,7 @@ def play(
 
 
 def _strike(made: Scene, count: int, weights: Mapping[str, float], enough: Callable[[Scene], bool]) -> None:
-    deadline = time.monotonic() + 60 + count
+    deadline = time.monotonic() + 120 + 2 * count
     while made.counts.total() < count and not enough(made):
         assert time.monotonic() < deadline, f"only {made.counts} struck"
         with made.attempt():

@@ -79,8 +79,7 @@ class Gear:
 def gear(folder: Path) -> Generator[Gear]:
     """A private server in `folder`, with fsync on, and what else is there on this machine."""
     with ExitStack() as stack:
-        stack.callback(local.stop, folder / "server")
-        url = servers.with_quick_logins(local.start(folder / "server"))
+        url = stack.enter_context(servers.lasting_server(folder / "server"))
         # What is not waited for is not on disk soon, either.
         plain.execute(url, "alter system set wal_writer_delay = '10s'")
         plain.execute(url, "select pg_reload_conf()")
@@ -207,6 +206,8 @@ def scene(
         specs = jobs.of_round(seed, only)
         jobs.make_tables(url, specs)
         invariants.watch(url)
+        for columns in ("what, job, slot, fence", "run_id", "xid"):  # what is asked of thousands of events at the end
+            plain.execute(url, f"create index on gaffer_testing.event ({columns})")
         jobs.register(url, specs)
         if variant is not None:
             variants.install(url, variant)
