@@ -211,12 +211,12 @@ def scene(
         jobs.register(url, specs)
         if variant is not None:
             variants.install(url, variant)
-        # Of the database's own durability the promises do not depend.
-        if variant == "durability is not raised" or random.Random(f"{seed}/durability").random() < 0.5:
-            name = str(db.parse_url(url)["dbname"])
-            plain.execute(url, f'alter database "{name}" set synchronous_commit = off')
         with processes.Engines() as started:
             made = Scene(gear, url, folder, seed, started, only=only, variant=variant)
+            # On the database's own durability no promise depends.
+            if variant == "durability is not raised" or random.Random(f"{seed}/durability").random() < 0.5:
+                name = db.parse_url(url)["dbname"]
+                plain.execute(url, f'alter database "{name}" set synchronous_commit = off')
             try:
                 yield made
             finally:
