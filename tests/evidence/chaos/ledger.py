@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psycopg
 
+from gaffer_dagster.domain.amount import counted
 from tests.evidence.chaos.rounds import BOUND, Judged
 from tests.support import jobs
 
@@ -118,7 +119,7 @@ def report(sittings: Sequence[Sitting]) -> str:
     ]
     missing = {f"- seed {each.seed}, {what}: {why}" for each in sittings for what, why in each.missing.items()}
     return _PAGE.format(
-        what=_table(f"{len(sittings)} sittings", what),
+        what=_table(counted(len(sittings), "sitting"), what),
         bound=_bound(total, acknowledged, len(findings)),
         faults=_table("how many", [(name, f"{count:,}") for name, count in faults.most_common()]),
         runs=_table("how many", [(f"`{name}`", f"{count:,}") for name, count in runs.most_common()]),
