@@ -157,10 +157,11 @@ class Attempts:
         middle = self.chance.randint(0, len(rows))
         batch.insert(table, rows[:middle])
         self.at("working")
+        seconds = self.chance.uniform(0, 0.2 if self.chance.random() < 0.2 else 0.02)
         if self.chance.random() < 0.5:
-            batch.execute("select pg_sleep(%s)", [self.chance.uniform(0, 0.02)])
+            batch.execute("select pg_sleep(%s)", [seconds])
         else:
-            threading.Event().wait(self.chance.uniform(0, 0.02))
+            threading.Event().wait(seconds)
         batch.copy(table, rows[middle:])
         if isinstance(self.spec.due, gd.PendingRows) and any(map(is_bad, told["keys"])):
             raise BadRowError
