@@ -79,7 +79,7 @@ def perform(_way: Way, part: Part) -> Ending:
             error = _run(part, board, attempts, number)
             if part.job is not None or isinstance(error, Interrupted):
                 break
-            threading.Event().wait(chance.uniform(0, 0.1))  # who knocks without a pause keeps the holder from ending
+            threading.Event().wait(chance.uniform(0, 0.2))  # who knocks without a pause keeps the holder from ending
     return Ending()
 
 
