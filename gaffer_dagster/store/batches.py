@@ -176,9 +176,15 @@ def skip_comments(text: str) -> str:
 
 
 def copy(connection: db.Connection, statement: sql.Composed, rows: list[list[Any]]) -> None:
-    with connection.cursor() as cursor, cursor.copy(statement) as stream:
-        for row in rows:
-            stream.write_row(row)
+    try:
+        with connection.cursor() as cursor, cursor.copy(statement) as stream:
+            for row in rows:
+                stream.write_row(row)
+    except (ValueError, psycopg.ProgrammingError):
+        # psycopg expects one answer, and PgBouncer adds an error of its own to that of a server that goes.
+        if connection.info.status == psycopg.pq.ConnStatus.OK:
+            raise
+        raise psycopg.OperationalError("the server closed the connection in the middle of COPY") from None
 
 
 def set_savepoint(connection: db.Connection) -> sql.Identifier:

@@ -90,6 +90,8 @@ def source(connection: db.Connection, due: PendingRows) -> Source:
         # Planned, not run: what is wrong with either text is said before any row is claimed.
         connection.execute(sql.SQL("explain {}").format(mark_done(found, [])))
     except psycopg.Error as error:
+        if db.worth_repeating(error) or db.was_cut(error):
+            raise
         raise BadInputError(
             f"PendingRows on {table}: pending={due.pending!r} or done={due.done!r} cannot be used: "
             f"{db.primary_message(error)}; mend it"

@@ -121,6 +121,10 @@ class Engine:
         self.signal(signal.SIGCONT)
 
     @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    @property
     def pid(self) -> int:
         if self._process.pid is None:
             raise AssertionError("the process was not started")

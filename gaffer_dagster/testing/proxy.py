@@ -15,7 +15,8 @@ from enum import Enum
 from gaffer_dagster.errors import BadInputError, DatabaseUnavailableError
 from gaffer_dagster.store import db
 
-_READY = b"Z\x00\x00\x00\x05I"  # the server is done with a message, and in no transaction
+# The server is done with a message, and in no transaction, or in one that failed.
+_READY = (b"Z\x00\x00\x00\x05I", b"Z\x00\x00\x00\x05E")
 
 _READABLE = {"sslmode": "disable", "gssencmode": "disable"}
 
@@ -48,6 +49,10 @@ class Proxy:
         """Every cut was made."""
         return not self._cuts
 
+    def cut(self, function: str, when: Cut) -> None:
+        """One more cut, behind those that are still to be made."""
+        self._cuts.append((function, when))
+
     async def start(self, host: str) -> asyncio.AbstractServer:
         server = await asyncio.start_server(self._serve, host, 0)
         port = server.sockets[0].getsockname()[1]
@@ -60,10 +65,14 @@ class Proxy:
             to_client.transport.abort()
             return
         host, port = self._parts.get("host") or "/tmp", int(self._parts.get("port") or 5432)  # noqa: S108 — as libpq
-        if host.startswith("/"):
-            server, to_server = await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
-        else:
-            server, to_server = await asyncio.open_connection(host, port)
+        try:
+            if host.startswith("/"):
+                server, to_server = await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
+            else:
+                server, to_server = await asyncio.open_connection(host, port)
+        except OSError:  # the server is away
+            to_client.transport.abort()
+            return
         quiet = asyncio.Event()  # answers are swallowed
         done = asyncio.Event()
         back = asyncio.create_task(self._pass_answers(server, to_client, quiet, done))
@@ -104,8 +113,8 @@ class Proxy:
         last = b""
         while chunk := await server.read(65536):
             if quiet.is_set():
-                last = (last + chunk)[-len(_READY) :]
-                if last == _READY:
+                last = (last + chunk)[-len(_READY[0]) :]
+                if last in _READY:
                     done.set()
             else:
                 to_client.write(chunk)
@@ -140,7 +149,9 @@ def cutting(url: str, *cuts: tuple[str, Cut], host: str = "127.0.0.1") -> Genera
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         server.close()  # while the loop runs, only its own thread may
-        for task in asyncio.all_tasks(loop):
+        left = asyncio.all_tasks(loop)
+        for task in left:
             task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
         loop.close()

@@ -18,7 +18,7 @@ from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.store import db
 from gaffer_dagster.testing.proxy import cutting
 from tests.support import faults, invariants, jobs, protocol
-from tests.support.network import HERE, network
+from tests.support.network import network
 from tests.support.processes import WORKING, Engine, Engines, Plan
 
 LEASED, APPLIED = str(Station.LEASED), str(Station.APPLIED)
@@ -160,7 +160,7 @@ def test_a_holder_whose_packets_are_dropped_stops_and_is_followed_when_its_lease
     """B60. The holder hears of nothing: it stops because its own connection says so, here after three seconds (else
     after 25), although its function takes no error for an answer."""
     _prepare(url)
-    with network() as net, cutting(url, host=HERE) as proxy:
+    with network() as net, cutting(url, host=net.here) as proxy:
         impatient = conninfo.make_conninfo(
             proxy.url, connect_timeout=2, keepalives_idle=1, keepalives_interval=1, keepalives_count=2,
             tcp_user_timeout=2000,
@@ -182,7 +182,7 @@ def test_a_holder_whose_packets_are_dropped_stops_and_is_followed_when_its_lease
 
 def test_a_holder_that_is_reached_again_commits_nothing_after_another_took_over(engines: Engines, url: str) -> None:
     _prepare(url)
-    with network() as net, cutting(url, host=HERE) as proxy:
+    with network() as net, cutting(url, host=net.here) as proxy:
         engine = engines.start(Plan(proxy.url, stop_at=APPLIED, lease=LEASE, network=net.name))
         engine.reaches(APPLIED)
         net.cut()
@@ -195,7 +195,7 @@ def test_a_holder_that_is_reached_again_commits_nothing_after_another_took_over(
 
 def test_a_holder_that_is_cut_off_for_less_than_its_lease_goes_on(engines: Engines, url: str) -> None:
     _prepare(url)
-    with network() as net, cutting(url, host=HERE) as proxy:
+    with network() as net, cutting(url, host=net.here) as proxy:
         engine = engines.start(Plan(proxy.url, stop_at=APPLIED, lease=15, network=net.name))
         engine.reaches(APPLIED)
         net.cut()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import shutil
 import subprocess
 from collections.abc import Generator
@@ -14,32 +15,49 @@ import pytest
 
 _NOBODY = "02:00:00:00:00:01"  # a card that is not there: what is sent to it is dropped, and nobody says so
 _CLONE_NEWNET = 0x40000000
-HERE, THERE = "10.231.77.1", "10.231.77.2"
 
 
 class Network:
-    """`name`: of the namespace, which reaches this machine at `HERE`."""
+    """`name`: of the namespace, which reaches this machine at `here`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.is_cut = False
         self._card = name[-12:]
+        # One of its own, for tests that run side by side.
+        part = random.SystemRandom().randrange(1 << 14)
+        self.here, self._there = (f"10.231.{part >> 6}.{(part & 63) * 4 + host}" for host in (1, 2))
 
     def cut(self) -> None:
         """From now on every packet is dropped, both ways: no FIN, no RST, no error."""
-        _ip("neigh", "replace", THERE, "lladdr", _NOBODY, "dev", f"{self._card}-a", "nud", "permanent")
-        _ip("-n", self.name, "neigh", "replace", HERE, "lladdr", _NOBODY, "dev", f"{self._card}-b", "nud", "permanent")
+        self.is_cut = True
+        _ip("neigh", "replace", self._there, "lladdr", _NOBODY, "dev", f"{self._card}-a", "nud", "permanent")
+        _ip(
+            "-n",
+            self.name,
+            "neigh",
+            "replace",
+            self.here,
+            "lladdr",
+            _NOBODY,
+            "dev",
+            f"{self._card}-b",
+            "nud",
+            "permanent",
+        )
 
     def heal(self) -> None:
-        _ip("neigh", "del", THERE, "dev", f"{self._card}-a")
-        _ip("-n", self.name, "neigh", "del", HERE, "dev", f"{self._card}-b")
+        self.is_cut = False
+        _ip("neigh", "del", self._there, "dev", f"{self._card}-a")
+        _ip("-n", self.name, "neigh", "del", self.here, "dev", f"{self._card}-b")
 
     def make(self) -> None:
         a, b = f"{self._card}-a", f"{self._card}-b"
         _ip("netns", "add", self.name)
         _ip("link", "add", a, "type", "veth", "peer", "name", b, "netns", self.name)
-        _ip("address", "add", f"{HERE}/30", "dev", a)
+        _ip("address", "add", f"{self.here}/30", "dev", a)
         _ip("link", "set", a, "up")
-        _ip("-n", self.name, "address", "add", f"{THERE}/30", "dev", b)
+        _ip("-n", self.name, "address", "add", f"{self._there}/30", "dev", b)
         _ip("-n", self.name, "link", "set", b, "up")
 
     def remove(self) -> None:

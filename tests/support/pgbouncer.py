@@ -22,9 +22,39 @@ _PATIENCE = 10.0
 _NOBODY = 65534
 
 
+class Pooler:
+    """`url`: of the database that it was made for, through it."""
+
+    def __init__(self, command: list[str], url: str, user: int | None, group: int | None) -> None:
+        self.url = url
+        self._command, self._user, self._group = command, user, group
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command, stderr=subprocess.PIPE, text=True, user=self._user, group=self._group
+        )
+        _wait_until_it_answers(self._process, self.url)
+
+    def kill(self) -> None:
+        """At once: whoever is connected through it is cut off."""
+        self._process.kill()
+        self._process.communicate(timeout=_PATIENCE)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.communicate(timeout=_PATIENCE)
+
+
 @contextmanager
 def pooled(url: str, *, size: int = 3, **settings: object) -> Generator[str]:
     """The URL of `url`'s database through a pooler that has `size` connections to each database at most."""
+    with pooler(url, size=size, **settings) as made:
+        yield made.url
+
+
+@contextmanager
+def pooler(url: str, *, size: int = 3, **settings: object) -> Generator[Pooler]:
+    """The pooler itself, which can be killed and started again."""
     binary = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if binary is None:
         pytest.skip("pgbouncer is not installed (Debian: apt-get install pgbouncer)")
@@ -52,17 +82,16 @@ def pooled(url: str, *, size: int = 3, **settings: object) -> Generator[str]:
         user, group = (owner.st_uid or _NOBODY, owner.st_gid or _NOBODY) if os.getuid() == 0 else (None, None)
         for each in (Path(folder), file):
             each.chmod(0o755)
-        process = subprocess.Popen([binary, "-q", str(file)], stderr=subprocess.PIPE, text=True, user=user, group=group)
         through = conninfo.make_conninfo(
             host="127.0.0.1", port=port, user=given["user"], dbname=given["dbname"], gssencmode="disable",
             sslmode=config.get("client_tls_sslmode", "disable"),
         )  # fmt: skip
+        made = Pooler([binary, "-q", str(file)], through, user, group)
+        made.start()
         try:
-            _wait_until_it_answers(process, through)
-            yield through
+            yield made
         finally:
-            process.terminate()
-            process.communicate(timeout=_PATIENCE)
+            made.stop()
 
 
 def _wait_until_it_answers(process: subprocess.Popen[str], url: str) -> None:

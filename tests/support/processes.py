@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -57,22 +55,15 @@ class Plan:
     die_at: int | None = None
     """Kills itself before its nth message to the server; `sent`: after sending it, before its answer."""
     sent: bool = False
-    seed: int = 0
     batch_timeout: str | None = None
     network: str | None = None
     """The network namespace that it lives in."""
 
 
-@dataclass(frozen=True)
-class Tally(Ending):
-    """How often one run after another ended how."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-
-
 # ── the test's side ──────────────────────────────────────────────────────────────────────────────────────────────
 
-processes.CONTEXT.set_forkserver_preload([__name__])
+CONTEXT = processes.CONTEXT
+CONTEXT.set_forkserver_preload([__name__])
 
 
 class Engines(processes.Engines):
@@ -81,10 +72,6 @@ class Engines(processes.Engines):
     def start(self, plan: Plan) -> Engine:
         """One run, in a process of its own."""
         return self.add(_one_run, plan, stops=[stop for stop in (plan.stop_at, plan.then) if stop], nth=plan.nth)
-
-    def keep_running(self, plan: Plan) -> Engine:
-        """One run after another, until a signal comes; it ends with a `Tally`."""
-        return self.add(_many_runs, plan)
 
     def finish(self, url: str) -> None:
         """Healthy runs until nothing is left to do; at least one."""
@@ -101,7 +88,7 @@ class Engines(processes.Engines):
 
 
 def _one_run(way: Way, plan: Plan) -> Ending:
-    _raise_on_signals()
+    raise_on_signals()
     if plan.network is not None:
         network.enter(plan.network)
     _announce_answers(way)
@@ -141,22 +128,9 @@ def _run(way: Way, plan: Plan) -> Ending:
     )
 
 
-def _many_runs(way: Way, plan: Plan) -> Ending:
-    _raise_on_signals()
-    counts: Counter[str] = Counter()
-    random.seed(plan.seed)
-    with contextlib.suppress(Interrupted):
-        while True:
-            ending = _run(way, plan)
-            counts[ending.error or ending.outcome or "?"] += 1
-            if ending.error == Interrupted.__name__:
-                break
-            threading.Event().wait(random.uniform(0, 0.05))  # who knocks without a pause keeps the holder from ending
-    return Tally(counts=dict(counts))
-
-
-def _raise_on_signals() -> None:
+def raise_on_signals(heard: Callable[[], object] = lambda: None) -> None:
     def interrupt(number: int, _frame: object) -> None:
+        heard()
         raise Interrupted(signal.Signals(number).name)
 
     signal.signal(signal.SIGINT, interrupt)
@@ -238,21 +212,8 @@ def _swallow(batch: Batch, way: Way) -> None:
             batch.insert("target", _rows(batch))
 
 
-def _copy_slowly(batch: Batch, way: Way) -> None:
-    """Takes a while, in the client or in the server, so that faults find it everywhere."""
-    rows = _rows(batch)
-    middle = random.randint(0, len(rows))
-    batch.insert("target", rows[:middle])
-    if random.random() < 0.5:
-        batch.execute("select pg_sleep(%s)", [random.uniform(0, 0.05)])
-    else:
-        threading.Event().wait(random.uniform(0, 0.05))
-    batch.copy("target", rows[middle:])
-
-
 _WORK: dict[str, Callable[[Batch, Way], None]] = {
     "copy": _copy,
     "copy and sleep": _copy_and_sleep,
     "swallow": _swallow,
-    "copy slowly": _copy_slowly,
 }

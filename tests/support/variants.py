@@ -37,16 +37,16 @@ _AFTER_THE_CHECK = "    v_now := gaffer.clock();"
 
 @dataclass(frozen=True)
 class Variant:
-    """`replaced`: in the text of commit_batch, and `elsewhere` in those of others. `check_at`: where the
-    check is done as a message of its own, and `check`: what replaces it there. `page`: how the rows are read."""
+    """`replaced`: in the text of commit_batch; `others`: in those of other functions. `check_at`: where the check is
+    done as a message of its own, and `check`: what replaces it there. `page`: how the rows are read."""
 
     replaced: Mapping[str, str] = field(default_factory=dict[str, str])
+    others: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     check_at: Station | None = None
     check: str = _CHECK
     page: Callable[..., Any] | None = None
     believes_errors: bool = False
     autocommits: bool = False
-    elsewhere: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
 
 
 def _page_by_id(
@@ -107,14 +107,14 @@ VARIANTS: dict[str, Variant] = {
     # A COMMIT whose answer is lost is taken for one that failed.
     "error means not committed": Variant(_BARE, believes_errors=True),
     "a busy wake-up notes nothing": Variant(
-        elsewhere={
+        others={
             "acquire": {
                 "set wanted_at = greatest(gaffer.clock(), wanted_at + interval '1 microsecond')": "set slots = slots"
             }
         }
     ),
     "the end looks at no wish": Variant(
-        elsewhere={
+        others={
             "end_run": {
                 "and v_job.wanted_at is distinct from p_wanted_at then": "and false then",
                 "case when wanted_at is distinct from p_wanted_at then v_now": "case when false then v_now",
@@ -123,6 +123,23 @@ VARIANTS: dict[str, Variant] = {
     ),
     "id > watermark": Variant(page=_page_by_id),
     "id > watermark, below the horizon": Variant(page=_page_by_id_below_the_horizon),
+    # A late renewal makes whoever sends it the holder again.
+    "renewal that takes the lease back": Variant(
+        _BARE,
+        others={
+            "renew": {
+                "set lease_until": "set fence = p_fence, lease_id = p_lease_id, lease_until",
+                "where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id;\n": (
+                    "where job = p_job and slot = p_slot;\n"
+                ),
+            },
+            "refuse_smaller_fence": {"if new.fence < old.fence\n": "if false and new.fence < old.fence\n"},
+        },
+    ),
+    # Where the database does not wait for its disk, a batch does not, either.
+    "durability is not raised": Variant(
+        others={"raise_durability": {"in ('off', 'local')": "in ('none of these')"}},
+    ),
 }
 
 
@@ -137,7 +154,7 @@ def install(url: str, name: str) -> None:
         _define(url, alone + "    return null;\nend $$;")
         text = start + rest
     _define(url, _replace(text, variant.replaced))
-    for function, replaced in variant.elsewhere.items():
+    for function, replaced in variant.others.items():
         replace(url, function, replaced)
 
 
