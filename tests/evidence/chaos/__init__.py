@@ -14,6 +14,8 @@ workers have written into the history (`history.py`) is compared with what the d
     jobs.py      the jobs, their tables, and the work that is written down
     actors.py    who is at work: engines that run one job after another, writers that add what is due
     faults.py    what happens to them, and how often
+    dagsters.py  a real Dagster at work: two daemons, a code location (location.py), runs with orders (orders.py)
+    dagster_faults.py  what happens to its processes; and statuses.py: whether what it says of its runs is so
     scene.py     what one round is played on: its server, ways to it, database, actors, and what is to be undone
     rounds.py    one round, from an empty database to the findings
     ledger.py    the state file of many sittings, and the report made from it

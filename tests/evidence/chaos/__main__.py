@@ -16,6 +16,8 @@ from tests.support.faults import say
 
 ROUND = 200
 """Faults in a round. What was judged is noted after each."""
+EVERY, OF_DAGSTER, SLOWLY = 4, 100, 2.0
+"""One in so many rounds has a Dagster at work, which takes its time: with so many faults, so many a second."""
 
 
 def main() -> int:
@@ -23,6 +25,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="repeats the choices (not the timing) of an earlier sitting")
     parser.add_argument("--faults", type=int, default=1_000, help="how many (1,000)")
     parser.add_argument("--state", type=Path, help="a file of sittings, to which this one is added, with the next seed")
+    parser.add_argument("--no-dagster", action="store_true", help="leave out the rounds with a Dagster at work")
     parser.add_argument("--report", action="store_true", help=f"only write {ledger.REPORT.name} from --state")
     given = parser.parse_args()
     before = ledger.load(given.state)
@@ -33,19 +36,26 @@ def main() -> int:
         say(f"{ledger.REPORT}: {sum(each.faults.total() for each in before):,} faults")
         return 0
     after = max((each.seed for each in before), default=random.SystemRandom().randrange(1, 1_000_000)) + 1
-    return sit(given.seed or after, given.faults, given.state, before)
+    return sit(given.seed or after, given.faults, given.state, before, dagster=not given.no_dagster)
 
 
-def sit(seed: int, faults: int, state: Path | None, before: list[ledger.Sitting]) -> int:
+def sit(seed: int, faults: int, state: Path | None, before: list[ledger.Sitting], *, dagster: bool) -> int:
     say(f"./dev chaos --seed {seed} --faults {faults}")
     folder = Path(tempfile.mkdtemp(prefix="gaffer-chaos-"))
     with gear(folder) as made, Databases(made.url) as databases:
+        if not dagster:
+            made.missing["dagster"] = "--no-dagster"
         sitting = ledger.begin(seed, made.url, made.missing)
         for what, why in made.missing.items():
             say(f"without {what}: {why}")
         while (left := faults - sitting.faults.total()) > 0:
             here = folder / f"round-{sitting.rounds}"
-            judged = rounds.play(made, databases, here, f"{seed}/{sitting.rounds}", min(ROUND, left))
+            name, of_dagster = f"{seed}/{sitting.rounds}", dagster and sitting.rounds % EVERY == 0
+            judged = (
+                rounds.play(made, databases, here, name, min(OF_DAGSTER, left), dagster=True, rate=SLOWLY)
+                if of_dagster
+                else rounds.play(made, databases, here, name, min(ROUND, left))
+            )
             sitting.add(judged)
             ledger.save(state, [*before, sitting])
             say(judged.summary())

@@ -21,6 +21,7 @@ from gaffer_dagster.testing.processes import Ending, Engine, Way
 from tests.evidence.chaos import jobs
 from tests.evidence.chaos.board import Board
 from tests.evidence.chaos.history import Recorder
+from tests.evidence.chaos.orders import Turn
 from tests.support import jobs as plain
 from tests.support import network, processes, variants
 from tests.support.processes import Interrupted, raise_on_signals
@@ -45,6 +46,8 @@ class Part:
     network: str | None = None
     job: str | None = None
     tick: Any = None
+    pause: float = 0.1
+    """Seconds between two runs, at most. Who knocks without a pause keeps the holder from ending."""
 
 
 def perform(_way: Way, part: Part) -> Ending:
@@ -75,11 +78,14 @@ def perform(_way: Way, part: Part) -> Ending:
             if part.job is not None:
                 number = [spec.name for spec in specs].index(part.job)
             spec = specs[number]
+            if Turn(part.folder, spec.name).is_asked_for():
+                threading.Event().wait(0.05)
+                continue
             attempts = jobs.Attempts(recorder, spec, chance, at=lambda place: board.at(part.seat, place))
             error = _run(part, board, attempts, number)
             if part.job is not None or isinstance(error, Interrupted):
                 break
-            threading.Event().wait(chance.uniform(0, 0.2))  # who knocks without a pause keeps the holder from ending
+            threading.Event().wait(chance.uniform(0, part.pause))  # who knocks without one keeps the holder from ending
     return Ending()
 
 
@@ -174,7 +180,8 @@ class Engines:
         scene.board.works_on(seat, None)
         part = Part(
             scene.ways[way], scene.folder, f"engine-{self._started}", seat, scene.seed, scene.only, scene.variant,
-            scene.gear.namespace if way == "network" else None, **given,
+            scene.gear.namespace if way == "network" else None,
+            pause=0.1 if scene.dagster is None else 1.0, **given,
         )  # fmt: skip
         return Worker(scene.processes.add(perform, part), part, way)
 

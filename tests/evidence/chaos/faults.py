@@ -10,6 +10,7 @@ from datetime import timedelta
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.store import operations
 from gaffer_dagster.testing.proxy import Cut, Proxy
+from tests.evidence.chaos import dagster_faults
 from tests.evidence.chaos.actors import Worker
 from tests.evidence.chaos.jobs import CHAOS, LEASE
 from tests.evidence.chaos.scene import Scene
@@ -269,4 +270,12 @@ TABLE: dict[str, Fault] = {
     "clock forth": Fault(_clock_forth, 2),
     "clock back": Fault(_clock_back, 1.5),
     "database's clock": Fault(_other_clocks, 0.7),
+    "kill a run of Dagster's": Fault(dagster_faults.kill_run, 6, "dagster"),
+    "kill a step of Dagster's": Fault(dagster_faults.kill_step, 4, "dagster"),
+    "kill the run of a step": Fault(dagster_faults.orphan_step, 6, "dagster"),
+    "kill the run of a step, stop the step": Fault(dagster_faults.stop_orphaned_step, 6, "dagster"),
+    "stop a run of Dagster's": Fault(dagster_faults.stop_run, 6, "dagster"),
+    "terminate a run of Dagster's": Fault(dagster_faults.terminate_run, 6, "dagster"),
+    "kill a daemon": Fault(dagster_faults.kill_daemon, 1, "dagster"),
+    "stop a daemon": Fault(dagster_faults.stop_daemon, 1, "dagster"),
 }

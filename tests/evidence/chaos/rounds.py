@@ -13,7 +13,7 @@ from pathlib import Path
 import gaffer_dagster as gd
 from gaffer_dagster.engine.run import open_run
 from gaffer_dagster.testing import Databases, invariants
-from tests.evidence.chaos import checker, faults, history, jobs
+from tests.evidence.chaos import checker, dagsters, faults, history, jobs, statuses
 from tests.evidence.chaos.checker import Facts, Finding
 from tests.evidence.chaos.scene import Gear, Scene, scene
 from tests.support import jobs as plain
@@ -63,13 +63,15 @@ def play(
     only: str | None = None,
     variant: str | None = None,
     enough: Callable[[Scene], bool] = lambda made: False,
+    dagster: bool = False,
+    rate: float = RATE,
 ) -> Judged:
     """A round of so many faults, or until it is `enough`. `weights`: in place of those of the table."""
     began = time.monotonic()
-    with scene(gear, databases, folder, seed, only=only, variant=variant) as made:
+    with scene(gear, databases, folder, seed, only=only, variant=variant, dagster=dagster) as made:
         for actor in made.cast:
             actor.start()
-        _strike(made, count, weights or faults.possible(made.ways), enough)
+        _strike(made, count, weights or faults.possible(made.ways), rate, enough)
         made.undo_all()
         healed_at = time.monotonic()
         is_drained = _drain(made, healed_at)
@@ -77,11 +79,14 @@ def play(
             actor.stop()
         _close(made)
         facts = _facts(made, healed_at)
-        found = checker.check(facts, bound=BOUND)
+        # Dagster's processes take the processors from those that are judged.
+        found = checker.check(facts, bound=BOUND if made.dagster is None else 2 * BOUND)
         if not is_drained:
             found.append(
                 Finding("progress", f"not every job did what was due within {_PATIENCE:g} s after the end", ())
             )
+        if made.dagster is not None:
+            found += statuses.check(facts.history, made.dagster.runs, dagsters.rows(made.url))
         known = checker.verdicts(facts)
     return Judged(
         seed,
@@ -98,13 +103,15 @@ def play(
     )
 
 
-def _strike(made: Scene, count: int, weights: Mapping[str, float], enough: Callable[[Scene], bool]) -> None:
-    deadline = time.monotonic() + 120 + 2 * count
+def _strike(
+    made: Scene, count: int, weights: Mapping[str, float], rate: float, enough: Callable[[Scene], bool]
+) -> None:
+    deadline = time.monotonic() + (120 if made.dagster is None else 300) + 2 * count
     while made.counts.total() < count and not enough(made):
         assert time.monotonic() < deadline, f"only {made.counts} struck"
         with made.attempt():
             faults.draw(made, weights).strike(made)
-        made.wait(time.monotonic() + made.chance.expovariate(RATE))
+        made.wait(time.monotonic() + made.chance.expovariate(rate))
 
 
 def _drain(made: Scene, healed_at: float) -> bool:

@@ -18,6 +18,7 @@ from typing import Protocol
 import psycopg
 import pytest
 
+import gaffer_dagster as gd
 from gaffer_dagster import local
 from gaffer_dagster.errors import GafferError
 from gaffer_dagster.store import db
@@ -26,6 +27,7 @@ from gaffer_dagster.testing.proxy import Proxy, cutting
 from tests.evidence.chaos import jobs
 from tests.evidence.chaos.actors import Engines, Writers
 from tests.evidence.chaos.board import Board
+from tests.evidence.chaos.dagsters import Dagster
 from tests.evidence.chaos.history import Recorder
 from tests.support import jobs as plain
 from tests.support import processes, servers, variants
@@ -109,6 +111,7 @@ class Scene:
         *,
         only: str | None = None,
         variant: str | None = None,
+        dagster: bool = False,
     ) -> None:
         self.gear, self.url, self.folder, self.seed = gear, url, folder, seed
         self.processes, self.only, self.variant = started, only, variant
@@ -123,13 +126,24 @@ class Scene:
         self._connection: db.Connection | None = None
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self.engines = Engines(self, self._seats())
+        self.engines = Engines(self, self._seats(dagster))
         self.writers = Writers(self)
         self.cast: list[Actor] = [self.engines, self.writers]
+        self.dagster = Dagster(self, self._of_dagster(), 0 if variant else 2) if dagster else None
+        if self.dagster is not None:
+            self.ways["dagster"] = url
+            self.cast.append(self.dagster)
 
-    def _seats(self) -> list[str]:
+    def _of_dagster(self) -> list[str]:
+        """Two of the jobs that have something to do most of the time."""
+        names = [spec.name for spec in self.specs if jobs.is_endless(spec) or not isinstance(spec.due, gd.Elapsed)]
+        return self.chance.sample(names, min(2, len(names)))
+
+    def _seats(self, dagster: bool) -> list[str]:
         if self.variant is not None:
             return ["direct"] * 2 + ["proxy"]
+        if dagster:  # whose processes need the processors
+            return ["direct", "proxy", *(way for way in ("pooler", "network") if way in self.ways)]
         return ["direct", "direct", *("pooler" for _ in range(2) if "pooler" in self.ways), "proxy", "proxy"] + [
             "network"
         ] * ("network" in self.ways)
@@ -172,6 +186,8 @@ class Scene:
         while self._later:
             heapq.heappop(self._later)[2]()
         self.engines.resume()
+        if self.dagster is not None:
+            self.dagster.no_more()
         self.mend()
 
     def mend(self) -> None:
@@ -198,7 +214,14 @@ class Scene:
 
 @contextmanager
 def scene(
-    gear: Gear, databases: Databases, folder: Path, seed: str, *, only: str | None = None, variant: str | None = None
+    gear: Gear,
+    databases: Databases,
+    folder: Path,
+    seed: str,
+    *,
+    only: str | None = None,
+    variant: str | None = None,
+    dagster: bool = False,
 ) -> Generator[Scene]:
     """A round's scene, with its tables, before anybody is at work."""
     folder.mkdir(parents=True)
@@ -212,7 +235,7 @@ def scene(
         if variant is not None:
             variants.install(url, variant)
         with processes.Engines() as started:
-            made = Scene(gear, url, folder, seed, started, only=only, variant=variant)
+            made = Scene(gear, url, folder, seed, started, only=only, variant=variant, dagster=dagster)
             # On the database's own durability no promise depends.
             if variant == "durability is not raised" or random.Random(f"{seed}/durability").random() < 0.5:
                 name = db.parse_url(url)["dbname"]
@@ -220,5 +243,7 @@ def scene(
             try:
                 yield made
             finally:
+                if made.dagster is not None:
+                    made.dagster.destroy()
                 if made._connection is not None:
                     made._connection.close()
