@@ -13,6 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,8 @@ class Launched:
     fault: str
     job: str
     order: Order
+    run: Future[str | None]
+    """Its id; None: Dagster could not launch it."""
 
 
 class Dagster:
@@ -58,7 +61,8 @@ class Dagster:
         self._scene, self._names, self._count = scene, names, daemons
         self._home = scene.folder / "dagster"
         self._stack = ExitStack()
-        self._launched: dict[str, Launched] = {}
+        self._launched: list[Launched] = []
+        self._pool = ThreadPoolExecutor(_AT_ONCE)  # Dagster takes seconds to answer, and a fault may not wait
         self._looks_at = 0.0
         self._is_over = False
         self.daemons: list[subprocess.Popen[bytes]] = []
@@ -97,24 +101,27 @@ class Dagster:
             return
         self._looks_at = time.monotonic() + 0.2
         assert all(process.poll() is None for process in [self._server, *self.daemons]), self._deployment.logs()
-        for run_id, launched in list(self._launched.items()):
-            notes = list(self._scene.folder.glob(note_of(self._scene.folder, run_id, "*").name))
+        for launched in [each for each in self._launched if each.run.done()]:
+            run_id = launched.run.result()
+            notes = list(self._scene.folder.glob(note_of(self._scene.folder, run_id or "", "*").name))
             if notes:
-                del self._launched[run_id]
-                self._struck(run_id, launched, {int(note.name.rsplit("-", 1)[1]) for note in notes})
-            elif self._status(run_id) in _ENDED:
-                del self._launched[run_id]  # it was busy, or had too little to do
+                self._struck(launched, {int(note.name.rsplit("-", 1)[1]) for note in notes})
+            elif run_id is not None and self._status(run_id) not in _ENDED:
+                continue  # else it was busy, or had too little to do
+            self._launched.remove(launched)
 
     def stop(self) -> None:
         """Runs end as they are; nothing is launched any more."""
         while self.daemons:
             self.daemons.pop().kill()
+        self._pool.shutdown()
         self.no_more()
         wait_until(lambda: not self._at_work(), _PATIENCE, "the end of all runs")
         self.runs = list(self._found())
         self.destroy()
 
     def destroy(self) -> None:
+        self._pool.shutdown()
         self._stack.close()
 
     # ── what faults do ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -135,9 +142,11 @@ class Dagster:
         params = {
             "selector": selector, "mode": "default", "runConfigData": {}, "executionMetadata": {"tags": tags},
         }  # fmt: skip
+        self._launched.append(Launched(fault, job, order, self._pool.submit(self._launch, params)))
+
+    def _launch(self, params: dict[str, Any]) -> str | None:
         told = self._graphql(LAUNCH, params=params)["launchRun"]
-        assert told["__typename"] == "LaunchRunSuccess", told
-        self._launched[told["run"]["runId"]] = Launched(fault, job, order)
+        return told["run"]["runId"] if told["__typename"] == "LaunchRunSuccess" else None
 
     def kill_daemon(self, daemon: subprocess.Popen[bytes], seconds: float) -> None:
         """Another one takes its place in so many seconds."""
@@ -158,14 +167,14 @@ class Dagster:
         for pid in self._at_work():
             self._resume(pid)
 
-    def _struck(self, run_id: str, launched: Launched, pids: set[int]) -> None:
-        scene = self._scene
-        scene.struck(launched.fault, f"{launched.order.place} {run_id[:8]}", launched.job)
+    def _struck(self, launched: Launched, pids: set[int]) -> None:
+        scene, run_id = self._scene, launched.run.result()
+        scene.struck(launched.fault, f"{launched.order.place} {run_id}", launched.job)
         if launched.order.stops:
             for pid in pids:
                 scene.later(LEASE.total_seconds() * scene.chance.uniform(1.05, 1.6), lambda pid=pid: self._resume(pid))
         if launched.order.waits:
-            self._graphql(_TERMINATE, id=run_id)
+            self._pool.submit(self._graphql, _TERMINATE, id=run_id)
 
     def _resume(self, pid: int) -> None:
         if pid in self._at_work():
