@@ -53,8 +53,8 @@ def _shown(model: type[BaseModel], given: Any) -> Any:
 def _of_field(field: FieldInfo | None, value: Any) -> Any:
     if field is None:
         return _HIDDEN
-    is_mapping = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-    return _shown(field.annotation, value) if is_mapping else value
+    of = cast("object", field.annotation)
+    return _shown(of, value) if isinstance(of, type) and issubclass(of, BaseModel) else value
 
 
 def _hidden(value: Any) -> Any:

@@ -46,6 +46,7 @@ UNRUN = {
     "kubernetes": "there is no cluster",
     "compose": "there are no containers",
     "crontab": "there is no cron",
+    "checkout": "it takes minutes to hours; tests/evidence has the short forms",
     "elsewhere": "it is a line for another program's file, such as dbt's",
 }
 

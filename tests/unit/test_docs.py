@@ -120,7 +120,33 @@ def test_what_is_not_run_is_little_and_known() -> None:
     written = [page for page in PAGES if page.parent.name != "reference"]
     found = Counter(block.unrun for page in written for block in pages.blocks(page.read_text()))
     assert found.pop(None) > 100
-    assert found == {"install": 3, "browser": 2, "crontab": 4, "elsewhere": 4, "compose": 1, "kubernetes": 1}
+    assert found == {
+        "install": 3,
+        "browser": 2,
+        "crontab": 4,
+        "elsewhere": 4,
+        "compose": 1,
+        "kubernetes": 1,
+        "checkout": 1,
+    }
+
+
+def unknown_tests(page: str) -> set[str]:
+    """What a page names as a test, or as a file of tests, and is none."""
+    text = "\n".join(path.read_text() for path in (pages.ROOT / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", page)) - set(re.findall(r"^def (test_\w+)", text, re.MULTILINE))
+    return named | {path for path in re.findall(r"`(tests/[\w/.]+)`", page) if not (pages.ROOT / path).exists()}
+
+
+def test_the_evidence_that_is_named_is_there() -> None:
+    page = (DOCS / "evidence.md").read_text()
+    assert unknown_tests(page) == set()
+    assert all(row.count("`") >= 4 for row in page.splitlines() if re.match(r"\| (?!so \|)\w", row))  # and what it sees
+
+
+def test_a_page_that_names_a_test_that_is_gone_is_caught() -> None:
+    gone = "test_that_is_" + "gone"
+    assert unknown_tests(f"| so | `{gone}`, `tests/{gone}.py` |") == {gone, f"tests/{gone}.py"}
 
 
 def generator() -> ModuleType:

@@ -46,7 +46,7 @@ class Part:
     network: str | None = None
     job: str | None = None
     tick: Any = None
-    pause: float = 0.1
+    pause: float = 0.2
     """Seconds between two runs, at most. Who knocks without a pause keeps the holder from ending."""
 
 
@@ -85,7 +85,7 @@ def perform(_way: Way, part: Part) -> Ending:
             error = _run(part, board, attempts, number)
             if part.job is not None or isinstance(error, Interrupted):
                 break
-            threading.Event().wait(chance.uniform(0, part.pause))  # who knocks without one keeps the holder from ending
+            threading.Event().wait(chance.uniform(0, part.pause))
     return Ending()
 
 
@@ -181,7 +181,7 @@ class Engines:
         part = Part(
             scene.ways[way], scene.folder, f"engine-{self._started}", seat, scene.seed, scene.only, scene.variant,
             scene.gear.namespace if way == "network" else None,
-            pause=0.1 if scene.dagster is None else 1.0, **given,
+            pause=0.2 if scene.dagster is None else 1.0, **given,
         )  # fmt: skip
         return Worker(scene.processes.add(perform, part), part, way)
 
