@@ -33,7 +33,7 @@ from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.errors import DatabaseUnavailableError, GafferError, OutOfRoomError
 from gaffer_dagster.store import db, migrate
-from gaffer_dagster.store.doctor import WORKER_FUNCTIONS, WORKER_TABLES
+from gaffer_dagster.store.doctor import RUNNER_FUNCTIONS, RUNNER_TABLES
 from tests.support import jobs
 from tests.support.faults import say, wait_until
 from tests.support.pgbouncer import pooled
@@ -287,10 +287,10 @@ def test_a_log_without_room_stops_the_server_and_loses_nothing(disk: Disk) -> No
 
 # ── out of connections ───────────────────────────────────────────────────────────────────────────────────────────────
 
-WORKER = f"""
+RUNNER = f"""
     grant usage on schema gaffer to {{0}};
-    grant execute on function {", ".join(f"gaffer.{name}" for name in WORKER_FUNCTIONS)} to {{0}};
-    grant select on {", ".join(f"gaffer.{name}" for name in WORKER_TABLES)} to {{0}};
+    grant execute on function {", ".join(f"gaffer.{name}" for name in RUNNER_FUNCTIONS)} to {{0}};
+    grant select on {", ".join(f"gaffer.{name}" for name in RUNNER_TABLES)} to {{0}};
     grant select on source to {{0}}; grant insert, select on target to {{0}};
 """
 
@@ -304,7 +304,7 @@ def primary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, st
             migrate.migrate(connection)
             connection.execute("create role worker login password 'secret'")
         jobs.make_source(url)
-        jobs.execute(url, WORKER.format("worker"))
+        jobs.execute(url, RUNNER.format("worker"))
         yield folder, url
 
 

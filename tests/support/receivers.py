@@ -25,7 +25,6 @@ from gaffer_dagster.engine.receivers import receivers_from
 from gaffer_dagster.store import db, deliveries
 from gaffer_dagster.testing.processes import Ending, Engine, Engines, Way
 from tests.support import jobs, protocol
-from tests.support.processes import Tally
 
 Answer = int | str
 """A status, or one of these: `silence` (nothing comes), `drip` (a byte of the header now and then, for ever), `wait`
@@ -188,6 +187,13 @@ class Sender:
     stop_at: str | None = None
     marks_first: bool = False
     fresh: float = 20.0
+
+
+@dataclass(frozen=True)
+class Tally(Ending):
+    """How many messages of a sender were taken, and of how many receivers one was not."""
+
+    counts: dict[str, int] = field(default_factory=dict[str, int])
 
 
 def send(way: Way, sender: Sender) -> Ending:
