@@ -23,7 +23,8 @@ SETTINGS = {
     "synchronous_standby_names": Setting("", "default"),
 }
 WELL = Server(
-    version=160004, role="worker", database="shop", encoding="UTF8", is_superuser=False, owns_schema=False,
+    version=160004, role="app", database="shop", encoding="UTF8", is_superuser=False, owns_schema=False,
+    may_write_tables=False,
     schemas=["public"], settings=SETTINGS, is_standby=False, connections=10, of_role=2, of_database=5, role_limit=-1,
     database_limit=-1, standbys=0, synchronous=0, vacuum=Vacuum(1000, None),
 )  # fmt: skip
