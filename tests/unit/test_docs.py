@@ -127,7 +127,7 @@ def test_what_is_not_run_is_little_and_known() -> None:
         "elsewhere": 4,
         "compose": 1,
         "kubernetes": 1,
-        "checkout": 1,
+        "checkout": 2,
     }
 
 
