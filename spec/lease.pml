@@ -36,8 +36,9 @@
    3  Nobody commits who is not the holder, nor after his run was ended.
    4  Fences are in the order of the commits.
    5  An unknown COMMIT is resolved rightly, and what was called not committed never is.
-   6  Whoever is granted the lease has a run that is `running` under its lease_id; those before it are not.
-   7  A wake-up that found the job busy is not forgotten: some run looks after it, or one is asked for.
+   6  Whoever is granted the lease, and whoever commits, has a run that is `running` under its lease_id; no other has.
+   7  A wake-up that found the job busy is not forgotten: some run looks after it, or one is asked for. A run that died
+      counts here: it is `running` until the next one, or who watches, finds it dead, and that asks for another.
 
    What is not in here: more than one slot; pauses, deadlines and ticks; what is due (NewRows' horizon, claims); the
    protection of tables; how long anything takes, hence whether it ever ends; an old primary that still lives after a
@@ -107,6 +108,9 @@
 #ifndef CLEARS_ID
 #define CLEARS_ID 1             /* the end clears lease_id */
 #endif
+#ifndef ABANDONS
+#define ABANDONS 1              /* whoever takes the lease ends the run that died under it */
+#endif
 
 /* With ONLY_DATA only the damage counts (1 and 2), not that a rule was broken. */
 
@@ -158,6 +162,8 @@ byte releases = RELEASES;
 #else
 #define ONE_RUNS (IS_RUNNING(0) || IS_RUNNING(1) || IS_RUNNING(2))
 #endif
+#define IS_ITS_OWN(w) (IS_RUNNING(w) && db.runs[w].lease_id == db.lease_id)
+#define ONLY_RUNS(w) (IS_ITS_OWN(w) && !IS_RUNNING((w + 1) % N) && !IS_RUNNING((w + N - 1) % N))
 
 /* The locks that a transaction can have on a row; two conflict as in Postgres: where their numbers make more than 4. */
 
@@ -253,6 +259,7 @@ end:
             CLAIM(db.total >= acknowledged, "BROKEN: what was acknowledged is overwritten\n");
             CLAIM_RULE(db.fence == line[c].fence && db.lease_id == line[c].lease_id, "BROKEN: a commit by one who is not the holder\n");
             CLAIM_RULE(!line[c].is_given_up, "BROKEN: a commit after its process was told that there is none, or its run was ended\n");
+            CLAIM_RULE(ONLY_RUNS(w), "BROKEN: a commit while another run is running\n");
             CLAIM_RULE(db.last_fence <= line[c].fence, "BROKEN: a commit after one under a later fence\n");
             db.last_fence = line[c].fence;
             answer(c, COMMITTED)
@@ -275,7 +282,7 @@ inline abandon(new_id) {
     do
     :: i < N ->
         if
-        :: IS_RUNNING(i) && db.runs[i].lease_id != new_id -> db.runs[i].outcome = ABANDONED; db.owed = true
+        :: ABANDONS && IS_RUNNING(i) && db.runs[i].lease_id != new_id -> db.runs[i].outcome = ABANDONED; db.owed = true
         :: else
         fi;
         i++
@@ -301,7 +308,7 @@ inline acquire() {
         fence = db.fence; position = db.watermark; batches = db.runs[w].batches; wanted_at = db.wanted_at; rows = 0;
         clear(w);
         printf("process %d: has the lease: fence %d, lease_id %d, watermark %d\n", w, fence, lease_id, position);
-        CLAIM_RULE(IS_RUNNING(w) && db.runs[w].lease_id == db.lease_id, "BROKEN: the holder's run is not running\n")
+        CLAIM_RULE(ONLY_RUNS(w), "BROKEN: the holder's run is not the one that is running\n")
     }
 }
 

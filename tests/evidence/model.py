@@ -61,14 +61,18 @@ _CUTS = {"WAKEUPS": 1, "FAILOVERS": 0}
 _FAILOVER = {"WAKEUPS": 1, "CUTS": 0}
 _BOTH = {"WAKEUPS": 1}
 _NEITHER = {"WAKEUPS": 1, "CUTS": 0, "FAILOVERS": 0}
+_AGAIN = {"ROWS": 1, "CUTS": 0, "FAILOVERS": 0}  # a process comes back: what it left behind meets its own next run
 
 SHORT = [
     Case("the product", _CUTS, is_sound=True),
     Case("the product", _FAILOVER, is_sound=True),
+    Case("the product", _AGAIN, is_sound=True),
 ]
 LONG = [
     Case("the product", _BOTH | {"RELEASES": 1}, is_sound=True),
     Case("the product", _NEITHER | {"N": 3}, is_sound=True),
+    Case("the product", _AGAIN | {"CUTS": 1}, is_sound=True),
+    Case("the product", _AGAIN | {"ROWS": 2}, is_sound=True),
     Case("only the fence", _CUTS, _ALONE, is_sound=True),
 ]
 FENCES = [
@@ -86,7 +90,10 @@ OTHERS = [
     Case("the end does not read wanted_at", _NEITHER, {"LOOKS_AGAIN": 0}),
     Case("the end leaves the lease_id", _CUTS, {"CLEARS_ID": 0, "RUN_ROW": 0}),
     Case("the end does not count batches", _FAILOVER, {"COUNTS": 0}, shortest=False),
+    Case("a dead run is left running", _NEITHER, {"ABANDONS": 0}),
 ]
+FEWEST = 30_000_000
+"""States that the product's searches of the long form must have stored in all, each of them complete."""
 
 
 @dataclass(frozen=True)
@@ -179,31 +186,43 @@ def _story(said: str) -> list[str]:
     return told
 
 
-def _check(cases: Sequence[Case], memory: int, depth: int) -> bool:
-    all_right = True
+def _check(cases: Sequence[Case], memory: int, depth: int) -> tuple[bool, int]:
+    """Whether all is as it must be, and the states of the product's complete searches."""
+    all_right, states = True, 0
     print(f"{'variant':<32} {'states':>13} {'seconds':>8}  {'result':<20} configuration", flush=True)
     for case in cases:
         found = search(case, memory=memory, depth=depth)
         right = found.is_as_it_must_be(case)
         all_right &= right
+        states += found.states if right and case.is_sound and not case.rules else 0
         mark = "" if right else "   ← must not be"
         print(f"{case.name:<32} {found.states:>13,} {found.seconds:>8.1f}  {found.result:<20} {case.size}{mark}")
         print("".join(f"        {line}\n" for line in found.story), end="", flush=True)
-    return all_right
+    return all_right, states
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="./dev model", description="The model of the lease, checked by spin.")
     parser.add_argument("--long", action="store_true", help="larger sizes: tens of millions of states, up to an hour")
     parser.add_argument("--memory", type=int, default=16_000, metavar="MB", help="for one search (16000)")
     parser.add_argument("--depth", type=int, default=1_000_000, help="steps in one story (1000000)")
-    given = parser.parse_args()
+    parser.add_argument("--variant", metavar="WORDS", help="only the cases whose name begins so, such as time-only")
+    given = parser.parse_args(words)
     if (why := missing()) is not None:
         sys.exit(why)
     print("every state is stored whole; seconds are of the processor")
     cases = [*SHORT, *(LONG if given.long else []), *FENCES, *DAMAGE, *OTHERS]
-    if not _check(cases, given.memory, given.depth):
+    if given.variant is not None:
+        cases = [case for case in cases if case.name.startswith(given.variant)]
+        if not cases:
+            names = sorted({case.name for case in [*SHORT, *LONG, *FENCES, *DAMAGE, *OTHERS]})
+            parser.error(f"--variant {given.variant}: no case begins so; there are: {', '.join(names)}")
+    all_right, states = _check(cases, given.memory, given.depth)
+    print(f"the product's complete searches: {states:,} states")
+    if not all_right:
         sys.exit("not as it must be")
+    if given.long and given.variant is None and states < FEWEST:
+        sys.exit(f"fewer than {FEWEST:,} states of the product were searched")
 
 
 if __name__ == "__main__":
