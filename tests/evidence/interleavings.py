@@ -1,11 +1,12 @@
-"""Every order in which the statements of runners can reach the server, tried one after the other on a real Postgres.
+"""The orders in which the statements of runners can reach the server, tried one after the other on a real Postgres.
 
 A runner is a thread that goes through the product's own code (`store`, or the whole engine). Its connection stops
 before each message and asks; the explorer says who goes next, and goes through all answers depth-first: for each, the
 few rows are set back, the same beginning is played again, and another end. A message that waits for a row makes its
 runner *blocked* until the server lets it go. Where `inside` is asked for, the functions of the protocol stop as well,
 at the places of `STOPS`: behind the lock of the lease's row, and before COMMIT with everything written; so that what
-others meet in the middle of a message is tried too. The functions are the product's (or a broken variant of
+others meet in the middle of a message is tried too. Where there are too many schedules (`walks`; a row of the report
+says "of about"), they are taken at random. The functions are the product's (or a broken variant of
 tests/support/variants.py, to show that the explorer can see), with nothing but these stops added to their text.
 
 The clock is the database's, moved by the explorer: `expired` means that every acquire finds the lease of the other
@@ -21,7 +22,8 @@ One fault may come at any point of a schedule, to anybody who is not through:
 After each schedule, one more run without a fault must finish the work, and then must hold: what was acknowledged is
 there; nothing is there twice; no batch was committed under a fence after a later one was granted (in the order of the
 notes that the committing transactions made under the lease's row lock); what was found out about an unknown COMMIT is
-so; what is left is asked for again; and all that tests/support/invariants.py knows.
+so; what is left is asked for again; nobody was refused who holds the lease, and, where there is no fault, no lease
+ends and nobody releases it, each run that was granted it did its work; and all that tests/support/invariants.py knows.
 
 What is not stopped at (`shared`): messages that read or write only what nobody else writes or reads: the begin of a
 batch, its page (of rows that are there from the start), its writes to `target`, a rollback. They commute with every
@@ -45,7 +47,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -98,9 +100,12 @@ STOPS = {
         "        v_ending.result := 'wanted';",
         "    v_ending.result := 'ended';",
     ),
-    "supersede": ("    select * into v_run from gaffer.job_runs",),
-    "renew": ("    update gaffer.job_lease\n       set lease_until = gaffer.clock() + p_ttl, gone_at = null,",),
-    "release": ("        insert into gaffer.operator_action",),
+    "supersede": ("    select * into v_run from gaffer.job_runs", "    return v_grant;"),
+    "renew": (
+        "    update gaffer.job_lease\n       set lease_until = gaffer.clock() + p_ttl, gone_at = null,",
+        "    return found;",
+    ),
+    "release": ("        insert into gaffer.operator_action", "        return next v_lease;"),
 }
 
 _MACHINERY = """
@@ -173,6 +178,7 @@ class Runner(Actor):
         self.loses = False  # the answer of the message that is under way
         self.acked: list[tuple[int, int]] = []  # rows, and the fence under which each was written
         self.verdicts: list[tuple[int, int, bool]] = []  # rows whose COMMIT was unknown, and what was found out
+        self.is_refused_its_own = False  # a renewal of the lease that is its
         self.ending: object = None
         self.error: BaseException | None = None
         self.on: Stepped | None = None
@@ -390,7 +396,7 @@ class Lane:
         text = row[0]
         for place in places:
             assert text.count(place) == 1, f"gaffer.{function} does not have this text once any more: {place}"
-            text = text.replace(place, f"    perform gaffer_testing.stop();\n{place}")
+            text = text.replace(place, f"    if gaffer_testing.stop() is null then end if;\n{place}")  # sets no FOUND
         self.monitor.execute(text)
 
     def close(self) -> None:
@@ -502,10 +508,20 @@ class Lane:
             assert time.monotonic() < patience, f"nobody knows what {moving} does: {self.trace}"
             try:
                 runner, state = self.events.get(timeout=soon)
-                runner.state = state
+                self._halts(runner, state)
                 self._pace += 0.1 * (min(0.01, time.monotonic() - began) - self._pace)
             except queue.Empty:
                 self._look_at(moving)
+
+    def _halts(self, actor: Actor, state: State) -> None:
+        """It was seen to be blocked while this one still moved, and may be free since."""
+        actor.state = state
+        self._wake_the_blocked()
+
+    def _wake_the_blocked(self) -> None:
+        for each in self.actors:
+            if each.state is State.BLOCKED:
+                each.state = State.MOVING
 
     def _look_at(self, moving: list[Actor]) -> None:
         pids = [each.pid for each in self.actors if each.pid is not None and each.state is not State.OVER]
@@ -527,9 +543,10 @@ class Lane:
             if not self.events.empty():
                 return  # what was seen may be old
             if not is_there and not isinstance(each, Runner):
-                each.state = State.OVER
+                self._halts(each, State.OVER)
             elif stop is not None:
-                each.state, each.stop = State.INSIDE, stop
+                each.stop = stop
+                self._halts(each, State.INSIDE)
             elif is_blocked:
                 each.state = State.BLOCKED
                 if not each.was_blocked:
@@ -539,9 +556,7 @@ class Lane:
 
     def _moves(self, actor: Actor) -> None:
         actor.state, actor.was_blocked = State.MOVING, False
-        for each in self.actors:  # which may be what they wait for
-            if each.state is State.BLOCKED:
-                each.state = State.MOVING
+        self._wake_the_blocked()  # this may be what they wait for
 
     def _go(self, actor: Actor, case: Case) -> None:
         if actor.state is State.INSIDE:
@@ -640,9 +655,7 @@ class Lane:
 
     def _wait_for_the_blocked(self) -> None:
         """They wait for each other: the server will say to whom that is too long."""
-        for each in self.actors:
-            if each.state is State.BLOCKED:
-                each.state = State.MOVING
+        self._wake_the_blocked()
         time.sleep(0.05)
         self.settle()
 
@@ -658,11 +671,18 @@ class Lane:
             allowed = GafferError if case.fault is Fault.RESTORE else LeaseLostError
             if each.error is not None and not isinstance(each.error, allowed):
                 broken["nobody fails"] = f"{each.name}: {each.error!r}"
+            if each.is_refused_its_own:
+                broken[_KEEPS] = f"{each.name}: its renewal was refused"
         broken |= dict.fromkeys(self._violations(at_rest=False), "before the next run")
         self.advance(timedelta(minutes=6))
         left = self.monitor.execute("select id from source except select id from target").fetchall()
-        if left and case.fault is not Fault.RESTORE and not job_table.wanted(self._ask, [JOB.name]):
+        began = self.monitor.execute(  # who was killed before he said anything left nothing to ask for
+            "select from gaffer.job_runs union all select from gaffer.job where wanted_at is not null"
+        ).rowcount
+        if left and began and case.fault is not Fault.RESTORE and not job_table.wanted(self._ask, [JOB.name]):
             broken["what is left is asked for"] = f"{left}"
+        if case.is_peaceful:
+            broken |= self._lost_for_nothing(runners)
         self._stops = frozenset()
         after = Runner(self, 0, case.after)
         _HERE.runner = after
@@ -693,11 +713,30 @@ class Lane:
                     broken["an unknown COMMIT is found out"] = f"{each.name}: {row} under {fence}"
         return broken
 
+    def _lost_for_nothing(self, runners: Iterable[Runner]) -> dict[str, str]:
+        """Of leases that nobody could take away."""
+        ended = self.monitor.execute(
+            "select fence, outcome, error from gaffer.job_runs where outcome not in ('succeeded', 'capped', 'busy')"
+            " or batches = 0 and fence is not null and exists (select id from source except select id from target)"
+        ).fetchall()
+        acked = sorted(row for each in runners for row in each.acked)
+        there = self.monitor.execute("select id, fence from target order by id, fence").fetchall()
+        broken: dict[str, str] = {}
+        for each in runners:
+            if each.error is not None or each.ending in ("lost_lease", "not recorded"):
+                broken[_KEEPS] = f"{each.name}: {each.error or each.ending}"
+        if ended:
+            broken[_KEEPS] = f"{ended}"
+        elif acked != there:
+            broken[_KEEPS] = f"acknowledged: {acked}, there: {there}"
+        return broken
+
     def _violations(self, *, at_rest: bool) -> list[str]:
         return [name for (name,) in self.monitor.execute(self._judge[at_rest].encode(), prepare=True)]
 
 
 _CONNECT: Callable[..., Any] = db.connect
+_KEEPS = "nobody loses a lease for nothing"
 
 
 # ── who goes ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -724,8 +763,7 @@ def one_run(
     lease, position, number = attempt.lease, attempt.grant.position, 0
     outcome, error = Outcome.CAPPED, None
     if keeper is not None:
-        held = lease
-        lane.starts(keeper, lambda of: of.ask(lambda c: leases.renew(c, held, timedelta(seconds=60))))
+        lane.starts(keeper, partial(_renew, lease=lease))
     try:
         while number < most:
             try:
@@ -757,6 +795,16 @@ def one_run(
         if error is None:
             raise
         return "not recorded"
+
+
+def _renew(runner: Runner, *, lease: Lease) -> bool:
+    renewed = runner.ask(lambda connection: leases.renew(connection, lease, timedelta(seconds=60)))
+    if not renewed:  # nobody else goes on until this was looked at
+        held = runner.lane.monitor.execute(
+            "select from gaffer.job_lease where fence = %s and lease_id = %s", [lease.fence, lease.lease_id]
+        )
+        runner.is_refused_its_own = held.rowcount > 0
+    return renewed
 
 
 def _one_batch(
@@ -879,6 +927,11 @@ class Case:
     counts: bool = False
     walks: int = 0
 
+    @property
+    def is_peaceful(self) -> bool:
+        """Nothing is there by which anybody could lose the lease."""
+        return self.expiry == "live" and self.fault is Fault.NONE and release not in self.runners
+
 
 @dataclass
 class Found:
@@ -917,7 +970,7 @@ class Found:
 
     @property
     def is_caught(self) -> bool:
-        return self.lost + self.twice + self.forgotten > 0
+        return self.lost + self.twice + self.forgotten + self.broken[_KEEPS] > 0
 
     def row(self) -> str:
         case, others = self.case, sum(self.broken.values())
@@ -1040,6 +1093,9 @@ BROKEN = [
     replace(RESTORED, variant="number-only fence", walks=300),
     replace(WOKEN, variant="a busy wake-up notes nothing"),
     replace(WOKEN, variant="the end looks at no wish"),
+    replace(KEPT, variant="renewal that takes the lease back"),
+    replace(KEPT, variant="renewal that matches nothing"),
+    replace(TWO, variant="a busy wake-up moves the fence", expiry="live"),
 ]
 """Protocols that are known to be wrong, each where it shows."""
 SOUND = [
@@ -1053,20 +1109,25 @@ SHORT = [
     replace(TWO, expiry="live"),
     COUNTING,
     KEPT,
+    replace(KEPT, expiry="live"),
     replace(RELEASED, inside=True),
-    replace(TWO, inside=True, walks=60),
+    replace(TWO, inside=True, walks=40),
     replace(TWO, fault=Fault.KILL),
     replace(TWO, fault=Fault.LOSE),
-    replace(TWO, fault=Fault.TERMINATE, walks=100),
-    replace(RESTORED, walks=50),
-    replace(WOKEN, walks=80),
+    replace(TWO, fault=Fault.TERMINATE, walks=50),
+    replace(RESTORED, walks=30),
+    replace(WOKEN, walks=30),
 ]
-"""All schedules of two, but where there are too many for a minute or so."""
+"""All schedules of two, but where there are too many for seconds: there `walks` says how many."""
+SHORT_SOUND = [replace(case, walks=40) for case in SOUND]
+FEWEST_OF_THREE = 50_000
+"""Schedules of three runners that the long form must have run."""
 
 
 def long(walks: int) -> list[Case]:
     """All that two can do in `shared` steps, and all that three can, each with every fault; and what is too much for
-    that, `walks` at random of each."""
+    that, `walks` at random of each: two runs that a fault meets within a statement, and three runners with stops before
+    every message or within them."""
     either = (Fault.NONE, *HITS)
     batches_of_two = replace(TWO, name="two runs of two batches", runners=(partial(one_run, most=2),) * 2)
     released_and_followed = replace(
@@ -1084,7 +1145,9 @@ def long(walks: int) -> list[Case]:
         RESTORED,
         replace(TWO, fault=Fault.TERMINATE),
         *(replace(case, inside=True, walks=walks) for case in (COUNTING, KEPT)),
-        *(replace(case, inside=True, fault=fault, walks=walks) for case in (TWO, RELEASED) for fault in HITS),
+        *(replace(RELEASED, inside=True, fault=fault) for fault in (Fault.KILL, Fault.TERMINATE)),
+        replace(RELEASED, inside=True, fault=Fault.LOSE, walks=walks),
+        *(replace(TWO, inside=True, fault=fault, walks=walks) for fault in HITS),
         *(replace(WOKEN, fault=fault) for fault in either),
         replace(WOKEN, expiry="expired"),
         *(replace(released_and_followed, fault=fault) for fault in either),
@@ -1097,7 +1160,7 @@ def long(walks: int) -> list[Case]:
     ]
 
 
-def _alone(case: Case, seed: int) -> Found:
+def _alone(case: Case, seed: int, until_broken: bool = False) -> Found:
     """On a server of its own: what is due depends on who has a transaction open anywhere on a server."""
     logging.getLogger("gaffer").addHandler(logging.NullHandler())
     with (
@@ -1106,18 +1169,35 @@ def _alone(case: Case, seed: int) -> Found:
         Databases(server_url) as databases,
         databases.scratch() as url,
     ):
-        return explore(case, url, seed=seed)
+        return explore(case, url, seed=seed, until_broken=until_broken)
 
 
-def main() -> None:
+def _show(variant: str, seed: int) -> bool:
+    """A protocol that is known to be wrong is caught, and how is told."""
+    as_they_must_be = True
+    for case in (case for case in [*SOUND, *BROKEN] if case.variant == variant):
+        found = _alone(case, seed, until_broken=True)
+        faults.say(f"{HEADER}\n{found.row()}")
+        for name, how in found.first.items():
+            faults.say(f"BROKEN: {name}\n        " + "\n        ".join(how.split(", ")))
+        as_they_must_be &= found.is_caught == (case in BROKEN)
+    return as_they_must_be
+
+
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="interleavings", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--long", action="store_true", help="all schedules of two runners, and many of three")
+    parser.add_argument("--long", action="store_true", help="all schedules of two and three runners, some with walks")
     parser.add_argument("--seed", type=int, default=0, help="of the walks at random")
     parser.add_argument("--walks", type=int, default=8_000, help="of each case of three that has too many schedules")
     parser.add_argument("--lanes", type=int, default=2, help="how many servers side by side")
     parser.add_argument("--only", default="", help="cases whose row begins with these words")
-    given = parser.parse_args()
+    known = sorted({case.variant for case in [*SOUND, *BROKEN]})
+    parser.add_argument("--variant", choices=known, help="only this protocol, until it is caught; and how")
+    given = parser.parse_args(words)
     seed = given.seed or random.SystemRandom().randrange(1, 1_000_000)
+    if given.variant is not None:
+        faults.say(f"--seed {seed}")
+        sys.exit(0 if _show(given.variant, seed) else "not as it should be")
     cases = long(given.walks) if given.long else [*SHORT, *SOUND, *BROKEN]
     cases = [case for case in cases if case.name.startswith(given.only)]
     faults.say(f"--seed {seed} --walks {given.walks}, {len(cases)} cases\n{HEADER}")
@@ -1133,10 +1213,12 @@ def main() -> None:
                     found.row(),
                     *(f"  {found.broken[name]} × {name}: {how}" for name, how in found.first.items()),
                 ]
-    faults.say(f"{of_three:,} schedules of three")
+    faults.say(f"of three: {of_three:,} schedules")
     if wrong:
         faults.say("not as it should be:\n" + "\n".join(wrong))
         sys.exit(1)
+    if given.long and not given.only and of_three < FEWEST_OF_THREE:
+        sys.exit(f"fewer than {FEWEST_OF_THREE:,} schedules of three were run")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import dagster as dg
 import psycopg
 import pytest
 from click.testing import CliRunner, Result
-from psycopg import conninfo
 from psycopg import errors as pg
 
 import gaffer_dagster as gd
@@ -34,7 +33,7 @@ from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.errors import DatabaseUnavailableError, GafferError, OutOfRoomError
 from gaffer_dagster.store import db, migrate
 from gaffer_dagster.store.doctor import RUNNER_FUNCTIONS, RUNNER_TABLES
-from tests.support import jobs
+from tests.support import jobs, servers
 from tests.support.faults import say, wait_until
 from tests.support.pgbouncer import pooled
 from tests.support.protocol import Actor
@@ -435,22 +434,14 @@ def standby(primary: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory)
     folder, url = primary
     jobs.run(SPEC, url)
     copy = tmp_path_factory.mktemp("standby") / "server"
-    local._make_home(copy, lasting=False)  # pyright: ignore[reportPrivateUsage]
-    source, target = (Path(os.path.realpath(each / "gaffer-postgres")) for each in (folder, copy))
     with jobs.connect(url) as connection:
         connection.execute("select pg_backup_start('standby', true)")
-        subprocess.run(["cp", "-a", str(source / "cluster"), str(target / "cluster")], check=True)
+        servers.copy(folder, copy)
         (found,) = connection.execute("select labelfile from pg_backup_stop(false)").fetchall()
-    data = target / "cluster" / "data"
+    data = servers.data_of(copy)
     (data / "postmaster.pid").unlink(missing_ok=True)
     (data / "backup_label").write_text(found[0])
-    (data / "standby.signal").touch()
-    with open(data / "postgresql.auto.conf", "a") as settings:
-        quoted = conninfo.make_conninfo(**db.parse_url(url)).replace("'", "''")
-        settings.write(f"primary_conninfo = '{quoted}'\n")
-    account = data.stat()
-    for name in ("backup_label", "standby.signal"):
-        os.chown(data / name, account.st_uid, account.st_gid)
+    servers.follow(copy, url)
     try:
         yield local.start(copy, fsync=False)
     finally:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tests.evidence import model
@@ -9,17 +12,28 @@ from tests.evidence import model
 pytestmark = pytest.mark.skipif(model.missing() is not None, reason=str(model.missing()))
 
 
+WRONG = [*model.FENCES, *model.DAMAGE, *model.OTHERS]
+CASES = [*model.SHORT, *WRONG]
+
+
+@pytest.fixture(scope="module")
+def searches() -> list[model.Search]:
+    """Of all cases, side by side: each is a compiler and then a search, one processor each."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(model.search, CASES))
+
+
 @pytest.mark.parametrize("case", model.SHORT, ids=lambda case: case.size)
-def test_the_products_rule_has_no_counterexample(case: model.Case) -> None:
-    found = model.search(case)
+def test_the_products_rule_has_no_counterexample(case: model.Case, searches: list[model.Search]) -> None:
+    found = searches[CASES.index(case)]
     print(f"{found.states:,} states: {case.size}")
     assert (found.errors, found.incomplete, found.story) == (0, None, [])
     assert found.states > 300_000
 
 
-@pytest.mark.parametrize("case", [*model.FENCES, *model.DAMAGE, *model.OTHERS], ids=lambda case: case.name)
-def test_what_is_broken_has_a_counterexample_that_can_be_read(case: model.Case) -> None:
-    found = model.search(case)
+@pytest.mark.parametrize("case", WRONG, ids=lambda case: case.name)
+def test_what_is_broken_has_a_counterexample_that_can_be_read(case: model.Case, searches: list[model.Search]) -> None:
+    found = searches[CASES.index(case)]
     assert found.is_as_it_must_be(case)
     assert len(found.story) > 4
     assert any("wakes up" in line for line in found.story)

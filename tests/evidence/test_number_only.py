@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ from gaffer_dagster.domain.watermark import Position
 from gaffer_dagster.engine.steps import Station
 from gaffer_dagster.errors import LeaseLostError
 from gaffer_dagster.store import db, migrate
-from tests.support import faults, jobs, protocol, variants
+from tests.support import faults, jobs, protocol, servers, variants
 from tests.support.protocol import Attempt
 
 PRODUCT, NUMBER_ONLY = "product", "number_only"
@@ -43,35 +42,19 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    @property
-    def home(self) -> Path:
-        return Path(os.path.realpath(self.folder / "gaffer-postgres"))
-
-    @property
-    def data(self) -> Path:
-        return self.home / "cluster" / "data"
-
     def start(self) -> None:
         local.start(self.folder, fsync=False)
 
     def stop(self) -> None:
         local.stop(self.folder)
 
-    def crash(self) -> None:
-        """All its processes end at once; the kernel keeps what was written."""
-        os.kill(int((self.data / "postmaster.pid").read_text().split()[0]), signal.SIGQUIT)
-        faults.wait_until(lambda: local.running(self.folder) is None, "the server is gone")
-
     def url(self, database: str) -> str:
         return db.with_database(local.start(self.folder, fsync=False), database)
 
     def copy_to(self, folder: Path) -> Server:
         """A server of the same data, while this one is stopped."""
-        folder.mkdir(exist_ok=True)
-        local._make_home(folder, lasting=False)
-        copy = Server(folder)
-        subprocess.run(["cp", "-a", str(self.home / "cluster"), str(copy.home)], check=True)
-        return copy
+        servers.copy(self.folder, folder)
+        return Server(folder)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +142,7 @@ def test_on_a_promoted_standby_a_number_admits_the_stale_holder_and_the_product_
         stale = both(acquires, server)  # acknowledged, and lost
         with protocol.session(server.url(PRODUCT)) as connection:
             protocol.commit(connection, survives.lease, protocol.begin(connection), since=None, until=_at(1))
-        server.crash()
+        servers.crash(server.folder)
         jobs.execute(standby.url(PRODUCT), "select pg_promote(true, 60)")
         the_stale_holder_comes_back(standby, stale)
         # A run that lives through it, of whose batch the standby does not know, must not end as if all were done.
@@ -198,7 +181,7 @@ def test_a_crash_without_synchronous_commit_loses_what_was_acknowledged_unless_t
     # The product first: what it writes through writes all before it.
     stale = both(_acquires_and_does_ten, server)
     os.kill(writer, signal.SIGKILL)
-    server.crash()
+    servers.crash(server.folder)
     server.start()
     assert done(server.url(PRODUCT)) == list(range(1, 12))
     left = done(server.url(NUMBER_ONLY))
@@ -245,12 +228,7 @@ def _standby_of(server: Server, folder: Path) -> Generator[Server]:
     server.stop()
     standby = server.copy_to(folder)
     server.start()
-    signal_file = standby.data / "standby.signal"
-    signal_file.touch()
-    owner = standby.data.stat()
-    os.chown(signal_file, owner.st_uid, owner.st_gid)
-    with (standby.data / "postgresql.auto.conf").open("a") as settings:
-        settings.write(f"primary_conninfo = '{server.url('gaffer')}'\n")
+    servers.follow(folder, server.url("gaffer"))
     standby.start()
     try:
         yield standby

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from psycopg import conninfo
+
 from gaffer_dagster import local
+from gaffer_dagster.store import db
 from gaffer_dagster.testing import database
 from gaffer_dagster.testing.waits import wait_until
 from tests.support import jobs
@@ -33,6 +37,28 @@ def crash(folder: Path) -> None:
     assert postmaster is not None, "the server does not run"
     os.kill(postmaster, signal.SIGQUIT)
     wait_until(server.is_gone, "no process of the server is left")
+
+
+def data_of(folder: Path) -> Path:
+    """Where the server of this folder has its data."""
+    return Path(os.path.realpath(folder / "gaffer-postgres")) / "cluster" / "data"
+
+
+def copy(folder: Path, to: Path) -> None:
+    """Makes a server of the same data in another folder; this one is stopped, or in a backup."""
+    local._make_home(to, lasting=False)  # pyright: ignore[reportPrivateUsage]
+    subprocess.run(["cp", "-a", str(data_of(folder).parent), str(data_of(to).parent.parent)], check=True)
+
+
+def follow(folder: Path, primary: str) -> None:
+    """Makes a stopped copy a hot standby of the server of this URL, asynchronous, once it is started."""
+    data = data_of(folder)
+    quoted = conninfo.make_conninfo(**db.parse_url(primary)).replace("'", "''")
+    with (data / "postgresql.auto.conf").open("a") as settings:
+        settings.write(f"primary_conninfo = '{quoted}'\n")
+    (data / "standby.signal").touch()
+    owner = data.stat()
+    os.chown(data / "standby.signal", owner.st_uid, owner.st_gid)
 
 
 @contextmanager

@@ -136,6 +136,27 @@ VARIANTS: dict[str, Variant] = {
             "refuse_smaller_fence": {"if new.fence < old.fence\n": "if false and new.fence < old.fence\n"},
         },
     ),
+    # It tells each holder that he has lost the lease.
+    "renewal that matches nothing": Variant(
+        others={
+            "renew": {
+                "fence = p_fence and lease_id = p_lease_id;\n    return": (
+                    "fence = p_fence and lease_id = p_lease_id and false;\n    return"
+                ),
+            },
+        },
+    ),
+    # Whoever finds the job busy takes the lease away from the holder, and does not have it.
+    "a busy wake-up moves the fence": Variant(
+        others={
+            "acquire": {
+                "            update gaffer.job\n               set wanted_at": (
+                    "            update gaffer.job_lease set fence = fence + 1 where job = p_job and slot = p_slot;\n"
+                    "            update gaffer.job\n               set wanted_at"
+                ),
+            },
+        },
+    ),
     # Where the database does not wait for its disk, a batch does not, either.
     "durability is not raised": Variant(
         others={"raise_durability": {"in ('off', 'local')": "in ('none of these')"}},
