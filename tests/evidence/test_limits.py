@@ -438,10 +438,7 @@ def standby(primary: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory)
         connection.execute("select pg_backup_start('standby', true)")
         servers.copy(folder, copy)
         (found,) = connection.execute("select labelfile from pg_backup_stop(false)").fetchall()
-    data = servers.data_of(copy)
-    (data / "postmaster.pid").unlink(missing_ok=True)
-    (data / "backup_label").write_text(found[0])
-    servers.follow(copy, url)
+    servers.follow(copy, url, backup_label=found[0])
     try:
         yield local.start(copy, fsync=False)
     finally:

@@ -50,15 +50,18 @@ def copy(folder: Path, to: Path) -> None:
     subprocess.run(["cp", "-a", str(data_of(folder).parent), str(data_of(to).parent.parent)], check=True)
 
 
-def follow(folder: Path, primary: str) -> None:
-    """Makes a stopped copy a hot standby of the server of this URL, asynchronous, once it is started."""
+def follow(folder: Path, primary: str, *, backup_label: str = "") -> None:
+    """Makes a copy a hot standby of the server of this URL, asynchronous, once it is started. `backup_label`: of the
+    backup in which it was copied; else the server was stopped."""
     data = data_of(folder)
     quoted = conninfo.make_conninfo(**db.parse_url(primary)).replace("'", "''")
     with (data / "postgresql.auto.conf").open("a") as settings:
         settings.write(f"primary_conninfo = '{quoted}'\n")
-    (data / "standby.signal").touch()
     owner = data.stat()
-    os.chown(data / "standby.signal", owner.st_uid, owner.st_gid)
+    for name, text in {"standby.signal": "", **({"backup_label": backup_label} if backup_label else {})}.items():
+        (data / name).write_text(text)
+        os.chown(data / name, owner.st_uid, owner.st_gid)
+    (data / "postmaster.pid").unlink(missing_ok=True)
 
 
 @contextmanager
