@@ -264,10 +264,8 @@ class Run:
             outcome = Outcome.FAILED
         self._holding.let_go()
         self._holding.drop()
-        # An error that was swallowed, and came back when the batch was used again, is the one to record.
-        first = error.__cause__ if isinstance(error, BatchEndedError) else None
         try:
-            self._end(outcome, error=first or error)
+            self._end(outcome, error=_first(error))
         except LeaseLostError:
             pass  # recorded as such; the first error is the one to hear
         except Exception as second:  # the first error is the one to hear; the lease runs out by itself
@@ -348,6 +346,8 @@ class Run:
     def _is_of_rows(self, error: Exception) -> bool:
         """One of the rows may be what is wrong; else it is the run that fails, or the batch is done again."""
         if self._holding.stopped is not None or isinstance(error, (_BadWorkError, DatabaseUnavailableError)):
+            return False
+        if db.is_out_of_room(_first(error)):
             return False
         if isinstance(error, GafferError) and not isinstance(error, (BadInputError, BatchEndedError)):
             return self._is_slow(error)
@@ -772,6 +772,11 @@ def open_run(
         if heard is error:
             raise
         raise heard from error
+
+
+def _first(error: BaseException) -> BaseException:
+    """An error that was swallowed, and came back when the batch was used again, is the one that counts."""
+    return (error.__cause__ if isinstance(error, BatchEndedError) else None) or error
 
 
 def _instead(error: BaseException, told: GafferError) -> BaseException:

@@ -178,6 +178,12 @@ def is_exhausted(error: BaseException) -> bool:
     return (sqlstate(error) or "").startswith("53")
 
 
+def is_out_of_room(error: BaseException) -> bool:
+    """Whatever is asked for, the server has no disk or connection left for it; of memory, or of a limit that is set,
+    one statement may want too much."""
+    return sqlstate(error) in ("53000", "53100", "53300")
+
+
 def was_cut(error: BaseException) -> bool:
     """The server ended a statement or transaction because it was told to, or because a time limit was over."""
     return sqlstate(error) in ("57014", "25P03", "25P04")

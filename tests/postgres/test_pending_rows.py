@@ -149,6 +149,36 @@ def test_a_database_error_is_the_rows_and_no_values_of_it_are_kept(url: str) -> 
     assert jobs.query(url, "select sqlstate from gaffer.job_item") == [("23505",)]
 
 
+@pytest.mark.parametrize("code", ["53000", "53100", "53300"])
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_a_server_without_room_is_no_rows_fault(url: str, clock: Clock, code: str, swallowed: bool) -> None:
+    """The statement is the user's own; all at once, and one by one since another row is bad."""
+    make(url, 3)
+    jobs.execute(
+        url,
+        "create function f(code text) returns void language plpgsql as $$ begin"
+        " raise exception 'no room' using errcode = code; end $$",
+    )
+
+    def work(batch: Batch) -> None:
+        effect(batch)
+        if len(batch.rows) > page:
+            raise ValueError("not all at once")
+        with contextlib.suppress(psycopg.Error) if swallowed else contextlib.nullcontext():
+            batch.execute("select f(%s)", [code])
+
+    for page in (100, 1):
+        with pytest.raises(psycopg.Error, match="no room"):
+            jobs.run(spec(attempts=1), url, work, worker_clock=clock.now)
+        ended = "select outcome, sqlstate, parked from gaffer.job_runs order by id desc limit 1"
+        assert jobs.query(url, ended) == [("failed", code, 0)]
+        assert jobs.query(url, "select follow_up_at is not null, parked from gaffer.job") == [(True, 0)]
+        assert (items(url), done(url)) == ([], [])
+        clock.advance(timedelta(hours=1))
+    assert jobs.run(spec(attempts=1), url, effect, worker_clock=clock.now).outcome == "succeeded"
+    assert done(url) == [1, 2, 3]
+
+
 def test_an_error_that_is_swallowed_fails_its_row(url: str) -> None:
     make(url, 3)
 
