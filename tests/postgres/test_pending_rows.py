@@ -162,12 +162,12 @@ def test_a_server_without_room_is_no_rows_fault(url: str, clock: Clock, code: st
 
     def work(batch: Batch) -> None:
         effect(batch)
-        if len(batch.rows) > page:
+        if len(batch.rows) > at_once:
             raise ValueError("not all at once")
         with contextlib.suppress(psycopg.Error) if swallowed else contextlib.nullcontext():
             batch.execute("select f(%s)", [code])
 
-    for page in (100, 1):
+    for at_once in (100, 1):  # noqa: B007 — the function goes by it
         with pytest.raises(psycopg.Error, match="no room"):
             jobs.run(spec(attempts=1), url, work, worker_clock=clock.now)
         ended = "select outcome, sqlstate, parked from gaffer.job_runs order by id desc limit 1"
