@@ -357,7 +357,11 @@ class Run:
         """After a batch that failed as a whole: its rows are worked on alone from now on, or the one row that was is
         recorded as failed. False: the rows are not what is wrong."""
         claimed = opened.page.claimed
-        if claimed is None or not isinstance(self._source, PendingSource) or not self._is_of_rows(error):
+        if claimed is None or not isinstance(self._source, PendingSource):
+            return False
+        if not self._is_of_rows(error):
+            if claimed.alone and db.is_out_of_room(_first(error)):
+                self._take_back(claimed.keys[0], self._source.due.backoff, _first(error))
             return False
         if db.lost_connection(error) or db.was_cut(error):
             self._holding.drop()
@@ -373,6 +377,15 @@ class Run:
         batch = self._batch = self._batch_of(opened.page)
         self._commit(_Opened(opened.page, batch, batch_id, began, items.Result(opened.page, {}, (), [failed])))
         return True
+
+    def _take_back(self, key: str, backoff: timedelta, error: BaseException) -> None:
+        """The attempt that was charged to a row which was worked on alone: it is not the row that is wrong."""
+        self._holding.roll_back()
+        why = db.primary_message(error)[:2000]
+        try:
+            pending_rows.charge(self._holding.aside(), self._holding.lease, key, backoff, not_its_fault=why)
+        except Exception as second:  # no room for that either; the first error is the one to hear
+            self._log.warning("an attempt stays charged", key=key, error=db.primary_message(second))
 
     # ── a batch ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -179,6 +179,30 @@ def test_a_server_without_room_is_no_rows_fault(url: str, clock: Clock, code: st
     assert done(url) == [1, 2, 3]
 
 
+def test_an_attempt_that_the_server_had_no_room_for_is_taken_back(url: str, clock: Clock) -> None:
+    """Of a row that is worked on alone the attempt is committed before."""
+    make(url, 1)
+
+    def work(batch: Batch) -> None:
+        batch.execute("do $$ begin raise exception 'no room' using errcode = '53100'; end $$")
+
+    for attempts in (0, 1):  # there were before
+        if attempts:
+            jobs.execute(
+                url,
+                "insert into gaffer.job_item (job, key, attempts, next_attempt_at, first_failed_at, failed_at, error)"
+                " values ('items', '1', 1, gaffer.clock(), gaffer.clock(), gaffer.clock(), 'bad')",
+            )
+        for _ in range(3):
+            with pytest.raises(psycopg.Error, match="no room"):
+                jobs.run(spec(attempts=2), url, work, worker_clock=clock.now)
+            jobs.execute(url, "update gaffer.job_runs set outcome = 'abandoned'")  # so that the next works on it alone
+            assert [row[:3] for row in items(url)] == [("1", attempts, False)][:attempts]
+            clock.advance(timedelta(hours=1))
+    assert jobs.run(spec(attempts=2), url, effect, worker_clock=clock.now).outcome == "succeeded"
+    assert items(url) == []
+
+
 def test_an_error_that_is_swallowed_fails_its_row(url: str) -> None:
     make(url, 3)
 
