@@ -415,10 +415,10 @@ def _refuse_foreign(*paths: Path) -> None:
     which we would then write, or a server of his own."""
     for path in paths:
         info = path.lstat()
-        if info.st_uid not in (os.geteuid(), 0):
+        if info.st_uid != os.geteuid():
             raise LocalPostgresError(
                 f"{path} belongs to another user (uid {info.st_uid}), who could mislead whoever uses it; run as that "
-                "user, or name another folder"
+                "user, set GAFFER_DATABASE_URL to another database, or remove the folder (its data go, too)"
             )
         if not stat.S_ISLNK(info.st_mode) and info.st_mode & stat.S_IWOTH:
             raise LocalPostgresError(f"{path} can be written by anybody; run: chmod o-w {shlex.quote(str(path))}")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import dagster as dg
@@ -131,11 +131,12 @@ def _pass(
     targets: Mapping[str, Any],
     tick: _Tick,
 ) -> Report | None:
-    migrate.verify(connection)  # what another version of the tables says is not judged
+    with db.impatient(connection):
+        now = migrate.verify(connection)  # what another version of the tables says is not judged
     with _heard(
         context, f"database {database!r}", tick
     ):  # whatever keeps a job from being registered, the others are looked at
-        _make_known(context, connection, found)
+        _make_known(context, connection, found, now)
     origin = context.code_location_origin
     location = None if origin is None else origin.location_name
     watcher = Watcher(_name(location, context.repository_name), _EVERY, [job.spec.name for job in found])
@@ -185,8 +186,10 @@ def _words(tick: _Tick, count: int) -> str:
     return "; ".join(said)
 
 
-def _make_known(context: dg.SensorEvaluationContext, connection: db.Connection, found: Sequence[GafferJob]) -> None:
-    changed = register_all(connection, [job.definition for job in found])
+def _make_known(
+    context: dg.SensorEvaluationContext, connection: db.Connection, found: Sequence[GafferJob], now: datetime
+) -> None:
+    changed = register_all(connection, [job.definition for job in found], now=now)
     if changed:
         context.log.info(f"made known: {', '.join(changed)}")
 

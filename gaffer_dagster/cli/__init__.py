@@ -133,7 +133,12 @@ class Commands(click.Group):
 
             if not db.is_database_error(error):
                 raise
-            cure = "; ask the owner of the schema gaffer to grant it" if db.sqlstate(error) == "42501" else ""
+            cure = ""
+            if db.sqlstate(error) == "42501":
+                cure = (
+                    "; what is gaffer's may who is a member of gaffer_operator (what people do), gaffer_runner (work) "
+                    "or gaffer_reader (look); a table of yours its owner grants"
+                )
             _fail(
                 f"the database refused: {db.primary_message(error)} ({db.sqlstate(error)}){cure}",
                 TRY_AGAIN if db.lost_connection(error) else FAILED,

@@ -23,13 +23,14 @@ from gaffer_dagster.store.operations import Operator
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 if something is to be done.")
 @click.option("--sql", "as_sql", is_flag=True, help="Print the whole script instead, for someone else to apply.")
 @click.option(
-    "--roles", "with_roles", is_flag=True, help="Then set the rights of the four roles; with --sql: their script."
+    "--roles", "with_roles", is_flag=True, help="Set the rights of the four roles, too; with --sql: their script."
 )
 def migrate(check: bool, as_sql: bool, with_roles: bool, operator: Operator) -> None:
     """Bring the tables of gaffer_dagster up to date.
 
     With --roles the roles gaffer_owner, gaffer_runner, gaffer_reader and gaffer_operator are made where they are not
     there, and each gets what it needs and no more. Whoever is to be one is made a member: grant gaffer_runner to NAME.
+    Where they are there already, what a migration brings is theirs without the option.
     """
     if as_sql:
         click.echo(roles.script() if with_roles else migrations.script(), nl=False)
@@ -40,10 +41,13 @@ def migrate(check: bool, as_sql: bool, with_roles: bool, operator: Operator) -> 
             if todo:
                 names = ", ".join(f"{migration.number} ({migration.name})" for migration in todo)
                 raise SchemaBehindError(f"to be applied: {names}; run: gaffer migrate")
+            if with_roles and roles.apply(connection, None, try_only=True):
+                raise SchemaBehindError("the rights of the four roles are to be set; run: gaffer migrate --roles")
         else:
-            for migration in migrations.migrate(connection, operator):
+            applied = migrations.migrate(connection, operator)
+            for migration in applied:
                 click.echo(f"applied {migration.number} ({migration.name})")
-            if with_roles:
+            if with_roles or (applied and roles.are_set(connection)):
                 roles.apply(connection, operator)
     click.echo("The tables are up to date.")
 

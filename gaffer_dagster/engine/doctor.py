@@ -150,9 +150,19 @@ def _schema(connection: db.Connection) -> Iterator[Check]:
 
 def _rights(connection: db.Connection) -> Iterator[Check]:
     missing = doctor.missing_rights(connection)
-    if missing:
+    more = doctor.more_than_a_runner(connection)
+    if missing and (group := doctor.looks_only(connection)) is not None:
+        yield Check("database", "rights", Mark.OK, f"this role is a member of {group}, and runs no job")
+    elif missing:
         found = "this role may not do what a runner must"
         yield Check("database", "rights", Mark.WRONG, found, " ".join(missing))
+    elif more is not None:
+        functions, cure = more
+        found = f"this role may do what a runner must, and what people do ({few(functions)}): more than a runner needs"
+        if cure is None:  # which may be meant: the Launchpad, too, can pause jobs
+            yield Check("database", "rights", Mark.OK, f"{found}, as a member of gaffer_operator")
+        else:
+            yield Check("database", "rights", Mark.WARNING, found, cure)
     else:
         yield Check("database", "rights", Mark.OK, "this role may do what a runner must")
 

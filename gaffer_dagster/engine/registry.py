@@ -39,14 +39,15 @@ def register_all(
     *,
     new: Collection[str] = (),
     operator: Operator | None = None,
+    now: datetime | None = None,
     worker_clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
 ) -> list[str]:
     """Makes the jobs known, and returns the names of those that were not, or not so. `new`: jobs that are no renamed
-    ones though they do the work of others; `operator`: who asked for it, where somebody did. Raises `ClockSkewError`,
-    and `RenamedJobError` once all others are known."""
+    ones though they do the work of others; `operator`: who asked for it, where somebody did; `now`: the database's
+    time, where the tables were just verified. Raises `ClockSkewError`, and `RenamedJobError` once all others are known.
+    """
     found = {definition.spec.name: definition for definition in definitions}
-    now = migrate.verify(connection)
-    apart = clocks_apart(now, worker_clock())
+    apart = clocks_apart(now or migrate.verify(connection), worker_clock())
     if apart is not None:
         raise ClockSkewError(apart)
     before = jobs.hashes(connection, list(found))

@@ -264,10 +264,8 @@ class Run:
             outcome = Outcome.FAILED
         self._holding.let_go()
         self._holding.drop()
-        # An error that was swallowed, and came back when the batch was used again, is the one to record.
-        first = error.__cause__ if isinstance(error, BatchEndedError) else None
         try:
-            self._end(outcome, error=first or error)
+            self._end(outcome, error=_first(error))
         except LeaseLostError:
             pass  # recorded as such; the first error is the one to hear
         except Exception as second:  # the first error is the one to hear; the lease runs out by itself
@@ -349,6 +347,8 @@ class Run:
         """One of the rows may be what is wrong; else it is the run that fails, or the batch is done again."""
         if self._holding.stopped is not None or isinstance(error, (_BadWorkError, DatabaseUnavailableError)):
             return False
+        if db.is_out_of_room(_first(error)):
+            return False
         if isinstance(error, GafferError) and not isinstance(error, (BadInputError, BatchEndedError)):
             return self._is_slow(error)
         return not db.worth_repeating(error) or self._attempts + 1 >= _ATTEMPTS
@@ -357,7 +357,11 @@ class Run:
         """After a batch that failed as a whole: its rows are worked on alone from now on, or the one row that was is
         recorded as failed. False: the rows are not what is wrong."""
         claimed = opened.page.claimed
-        if claimed is None or not isinstance(self._source, PendingSource) or not self._is_of_rows(error):
+        if claimed is None or not isinstance(self._source, PendingSource):
+            return False
+        if not self._is_of_rows(error):
+            if claimed.alone and db.is_out_of_room(_first(error)):
+                self._take_back(claimed.keys[0], self._source.due.backoff, _first(error))
             return False
         if db.lost_connection(error) or db.was_cut(error):
             self._holding.drop()
@@ -373,6 +377,15 @@ class Run:
         batch = self._batch = self._batch_of(opened.page)
         self._commit(_Opened(opened.page, batch, batch_id, began, items.Result(opened.page, {}, (), [failed])))
         return True
+
+    def _take_back(self, key: str, backoff: timedelta, error: BaseException) -> None:
+        """The attempt that was charged to a row which was worked on alone: it is not the row that is wrong."""
+        self._holding.roll_back()
+        why = db.primary_message(error)[:2000]
+        try:
+            pending_rows.charge(self._holding.aside(), self._holding.lease, key, backoff, not_its_fault=why)
+        except Exception as second:  # no room for that either; the first error is the one to hear
+            self._log.warning("an attempt stays charged", key=key, error=db.primary_message(second))
 
     # ── a batch ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -772,6 +785,11 @@ def open_run(
         if heard is error:
             raise
         raise heard from error
+
+
+def _first(error: BaseException) -> BaseException:
+    """An error that was swallowed, and came back when the batch was used again, is the one that counts."""
+    return (error.__cause__ if isinstance(error, BatchEndedError) else None) or error
 
 
 def _instead(error: BaseException, told: GafferError) -> BaseException:

@@ -84,9 +84,11 @@ def parse_url(url: str) -> dict[str, Any]:
     # A whole URL, or a part of one, under a keyword. A host that begins with / or @ is a socket.
     user, host, name = (str(parts.get(keyword, "")) for keyword in ("user", "host", "dbname"))
     odd_host = any(re.search(r"[;=]|^[^/@].*[@/]", each) for each in host.split(","))
-    astray = astray or odd_host or ":" in user or re.search(r"//|:.*[@/]|@.*[:/]", name, re.DOTALL)
+    astray = astray or odd_host or re.search(r"//|:.*[@/]|@.*[:/]", name, re.DOTALL)
     if astray or re.search(r"[^0-9,]", str(parts.get("port") or "")):
         raise BadInputError(_UNREADABLE)
+    if ":" in user:
+        raise BadInputError(f"{_UNREADABLE}; a : in the user's name is not taken, which may be a password gone astray")
     if "options" in parts:
         raise BadInputError(
             "the database URL sets 'options', which poolers drop or refuse; set them with ALTER ROLE instead"
@@ -117,7 +119,7 @@ _UNREACHED = {
         "no connection is left: end idle ones, raise the limit (of the server, a pooler, the role or the database), or "
         "put a PgBouncer in between"
     ),
-    "session is (not )?read-only|is (not )?in hot standby": (
+    "session is read-only|is in hot standby": (
         "no server that the URL names can be written: let it name the primary, too, or promote a standby"
     ),
     "system is (starting|shutting|not yet|not accepting|in recovery)": (
@@ -176,6 +178,12 @@ def worth_repeating(error: BaseException) -> bool:
 def is_exhausted(error: BaseException) -> bool:
     """The server is short of something (disk, memory, connections), until somebody makes room."""
     return (sqlstate(error) or "").startswith("53")
+
+
+def is_out_of_room(error: BaseException) -> bool:
+    """Whatever is asked for, the server has no disk or connection left for it; of memory, or of a limit that is set,
+    one statement may want too much."""
+    return sqlstate(error) in ("53000", "53100", "53300")
 
 
 def was_cut(error: BaseException) -> bool:

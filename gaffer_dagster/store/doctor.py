@@ -87,14 +87,55 @@ def server(connection: db.Connection) -> Server:
     )
 
 
+# What people do, and no runner.
+OPERATOR_FUNCTIONS = [
+    "ack_alert", "adopt", "allow_writes", "begin_prune", "change_items", "mute", "pause", "prunable_alerts",
+    "prunable_runs", "prune_alerts", "prune_runs", "release", "rename", "resume", "retire", "set_watermark",
+]  # fmt: skip
+
+
+def looks_only(connection: db.Connection) -> str | None:
+    """The group of people that this role is a member of, where it is a member of no runners: `gaffer_operator` or
+    `gaffer_reader`."""
+    row = connection.execute(
+        """
+        select r.rolname from pg_catalog.pg_roles r
+         where r.rolname in ('gaffer_operator', 'gaffer_reader') and pg_catalog.pg_has_role(r.oid, 'usage')
+           and not coalesce(pg_catalog.pg_has_role(pg_catalog.to_regrole('gaffer_runner'), 'usage'), false)
+         order by 1 limit 1
+        """
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def more_than_a_runner(connection: db.Connection) -> tuple[list[str], str | None] | None:
+    """What people do that this role may do, too, and the statement that takes it back, unless it is a member of
+    `gaffer_operator`. None: nothing, or it owns the schema and may do anything."""
+    row = connection.execute(
+        """
+        select pg_catalog.array_agg(p.proname::text order by p.proname),
+               case when pg_catalog.pg_has_role(pg_catalog.to_regrole('gaffer_operator'), 'usage') is not true
+                    then pg_catalog.format('revoke execute on function %%s from %%I;',
+                                           pg_catalog.string_agg(pg_catalog.format('gaffer.%%I', p.proname), ', '
+                                                                 order by p.proname), current_user) end
+          from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+         where n.nspname = 'gaffer' and p.proname = any(%s) and pg_catalog.has_function_privilege(p.oid, 'execute')
+           and not pg_catalog.pg_has_role(n.nspowner, 'usage')
+        having count(*) > 0
+        """,
+        [OPERATOR_FUNCTIONS],
+    ).fetchone()
+    return None if row is None else (row[0], row[1])
+
+
 def missing_rights(connection: db.Connection) -> list[str]:
-    """The statements that give this role what a runner needs, and it lacks."""
+    """What gives this role what a runner needs, and it lacks: statements, or the command that sets rights of roles."""
     group = connection.execute(
         """
-        select pg_catalog.format('grant gaffer_runner to %I;', current_user)
+        select case when pg_catalog.pg_has_role(r.oid, 'usage') then 'gaffer migrate --roles'
+                    else pg_catalog.format('grant gaffer_runner to %I;', current_user) end
           from pg_catalog.pg_roles r
          where r.rolname = 'gaffer_runner' and pg_catalog.has_schema_privilege(r.oid, 'gaffer', 'usage')
-           and not pg_catalog.pg_has_role(r.oid, 'usage')
         """
     ).fetchall()
     found = connection.execute(

@@ -93,8 +93,8 @@ def verify(connection: db.Connection) -> datetime:
         ) from None
     except pg.InsufficientPrivilege:
         raise MissingRightsError(
-            f'the role "{connection.info.user}" may not use the schema gaffer; grant it USAGE on the schema, EXECUTE '
-            "on its functions, and SELECT on its tables"
+            f'the role "{connection.info.user}" may not use the schema gaffer; make it a member of gaffer_runner (to '
+            "work), gaffer_operator (what people do) or gaffer_reader (to look); `gaffer migrate --roles` makes them"
         ) from None
     if row is None or row[0] is None:
         raise SchemaBehindError("the database has no tables of gaffer_dagster yet; run: gaffer migrate")
@@ -159,6 +159,11 @@ def pending(connection: db.Connection) -> list[Migration]:
     return [migration for migration in known.values() if migration.number not in done]
 
 
+def lock(connection: db.Connection) -> None:
+    """Until the transaction ends: nobody else migrates this database, or sets the rights of its roles."""
+    connection.execute("select pg_catalog.pg_advisory_xact_lock(%s)", [_LOCK])
+
+
 def migrate(connection: db.Connection, operator: Operator | None = None) -> list[Migration]:
     """Applies what is pending, once, however many do it at the same time. Returns what was applied here. `operator`:
     who asked for it, where somebody did."""
@@ -166,7 +171,7 @@ def migrate(connection: db.Connection, operator: Operator | None = None) -> list
         with connection.transaction():
             connection.execute("set transaction isolation level read committed")  # to see what was done while we waited
             connection.execute("set local lock_timeout = '10s'")
-            connection.execute("select pg_catalog.pg_advisory_xact_lock(%s)", [_LOCK])
+            lock(connection)
             todo = pending(connection)
             if todo:
                 connection.execute(_PREAMBLE)
@@ -191,9 +196,35 @@ def migrate(connection: db.Connection, operator: Operator | None = None) -> list
         raise _another_schema() from None
     except pg.InsufficientPrivilege as error:
         raise MissingRightsError(
-            f'the role "{connection.info.user}" may not migrate: {db.primary_message(error)}; use a role that owns the '
-            "schema gaffer, or may create it"
+            f'the role "{connection.info.user}" may not migrate: {db.primary_message(error)}; '
+            f"{owners_cure(connection) or 'use a role that owns the schema gaffer, or may create it'}"
         ) from None
+
+
+def owners_cure(connection: db.Connection) -> str | None:
+    """Where something in the schema belongs to somebody else than the role owner: how this administrator becomes a
+    member of him."""
+    row = connection.execute(
+        """
+        select pg_catalog.format('some of it belongs to %s: let him, a superuser, or whoever made him run: %s',
+                                 pg_catalog.string_agg(pg_catalog.format('%I', r.rolname), ', ' order by r.rolname),
+                                 pg_catalog.string_agg(pg_catalog.format('grant %I to %I;', r.rolname, current_user),
+                                                       ' ' order by r.rolname))
+          from pg_catalog.pg_roles r
+         where r.rolname <> 'gaffer_owner' and not pg_catalog.pg_has_role(r.oid, 'usage')
+           and exists (select from pg_catalog.pg_roles me
+                        where me.rolname = current_user
+                          and (me.rolcreaterole
+                               or pg_catalog.pg_has_role(pg_catalog.to_regrole('gaffer_owner'), 'usage')))
+           and r.oid in (select n.nspowner from pg_catalog.pg_namespace n where n.nspname = 'gaffer'
+                         union select c.relowner from pg_catalog.pg_class c
+                                 join pg_catalog.pg_namespace n on n.oid = c.relnamespace where n.nspname = 'gaffer'
+                         union select p.proowner from pg_catalog.pg_proc p
+                                 join pg_catalog.pg_namespace n on n.oid = p.pronamespace where n.nspname = 'gaffer')
+        having count(*) > 0
+        """
+    ).fetchone()
+    return None if row is None else row[0]
 
 
 def script() -> str:
@@ -209,7 +240,11 @@ def script() -> str:
 
 
 _PREAMBLE = """
-create schema if not exists gaffer;
+do $$ begin  -- "if not exists" asks for the right to create one, even where it is there
+    if pg_catalog.to_regnamespace('gaffer') is null then
+        create schema gaffer;
+    end if;
+end $$;
 create table if not exists gaffer.migration (
     number     integer primary key,
     name       text not null,

@@ -222,12 +222,15 @@ def locked_elsewhere(connection: db.Connection, source: Source, job: str, due_un
     return row[0] if row else 0
 
 
-def charge(connection: db.Connection, lease: Lease, key: str, backoff: timedelta) -> None:
-    """Commits an attempt at a row before it is worked on."""
+def charge(
+    connection: db.Connection, lease: Lease, key: str, backoff: timedelta, *, not_its_fault: str | None = None
+) -> None:
+    """Commits an attempt at a row before it is worked on. `not_its_fault`: takes it back, and says why."""
     with connection.cursor(row_factory=tuple_row) as cursor, db.refusals():
         cursor.execute(
-            db.BEGIN + "set local statement_timeout = '10s'; select gaffer.charge_item(%s, %s, %s, %s, %s, %s); commit",
-            [lease.job, lease.slot, lease.fence, lease.lease_id, key, backoff],
+            db.BEGIN + "set local statement_timeout = '10s';"
+            " select gaffer.charge_item(%s, %s, %s, %s, %s, %s, %s); commit",
+            [lease.job, lease.slot, lease.fence, lease.lease_id, key, backoff, not_its_fault],
         )
         db.committed(cursor)
 

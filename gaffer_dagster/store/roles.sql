@@ -17,6 +17,15 @@
 -- What jobs read and write is yours to grant, to the login: SELECT on a source (and UPDATE, for PendingRows), INSERT and
 -- what else a job's own SQL does on a target, USAGE on their schemas. Who shows or sets a watermark reads its source.
 --
+-- The four belong to the server, not to this database: who is a member has the same rights in each database of the
+-- server that has gaffer's tables, as far as he may connect to it, and PUBLIC may. Where that is too much, in each:
+--
+--   revoke connect on database shop from public;
+--   grant connect on database shop to shop_app;
+--
+-- Who owned some of it before, and is no superuser, becomes a member of gaffer_owner, lest what runs as him stops; take
+-- that back when it runs as a member of gaffer_runner. Changing an owner locks the table: do that while nothing runs.
+--
 -- One statement: it is done as a whole, or not at all. A role of one of these names that was not made here, or may do
 -- more than a group, is refused and stays as it is. Rights in the schema gaffer that these four were given otherwise are
 -- taken back.
@@ -28,6 +37,7 @@ declare
     v_role record;
     v_is text;
     v_each text;
+    v_owners name[];
 begin
     perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
@@ -60,6 +70,12 @@ begin
     if not pg_has_role('gaffer_owner', 'usage') then
         execute format('grant gaffer_owner to %I', current_user);
     end if;
+    v_owners := array(
+        select r.rolname from pg_roles r
+         where not r.rolsuper and not pg_has_role(r.oid, 'gaffer_owner', 'usage')
+           and r.oid in (select nspowner from pg_namespace where nspname = 'gaffer'
+                         union select relowner from pg_class where relnamespace = 'gaffer'::regnamespace
+                         union select proowner from pg_proc where pronamespace = 'gaffer'::regnamespace));
     for v_each in
         select 'schema gaffer' from pg_namespace where nspname = 'gaffer' and nspowner <> 'gaffer_owner'::regrole
         union all
@@ -72,6 +88,9 @@ begin
           from pg_proc where pronamespace = 'gaffer'::regnamespace and proowner <> 'gaffer_owner'::regrole
     loop
         execute format('alter %s owner to gaffer_owner', v_each);
+    end loop;
+    foreach v_name in array v_owners loop
+        execute format('grant gaffer_owner to %I', v_name);
     end loop;
 
     revoke all on schema gaffer from public, gaffer_runner, gaffer_reader, gaffer_operator;

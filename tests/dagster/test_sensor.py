@@ -82,6 +82,18 @@ def test_jobs_are_known_before_their_first_run_and_anew_when_they_change(
     assert jobs.query(url, "select 1 from gaffer.job_runs") == []
 
 
+def test_a_table_of_versions_that_is_locked_holds_up_nobody_for_long(
+    url: str, clock: Clock, instance: dg.DagsterInstance
+) -> None:
+    with protocol.session(url) as connection, location(instance, clock, defined(url, make("a"))) as daemons:
+        connection.execute("begin; lock table gaffer.migration in access exclusive mode")
+        daemons.watch(NEW_YEAR)
+        assert "statement timeout" in error_of(daemons)
+        connection.execute("rollback")
+        daemons.watch(NEW_YEAR + EVERY)
+        assert error_of(daemons) == ""
+
+
 def test_a_renamed_job_is_refused_with_the_cure_and_the_others_go_on(
     url: str, clock: Clock, instance: dg.DagsterInstance
 ) -> None:

@@ -315,6 +315,7 @@ READERS: Mapping[str, Callable[[str], Any]] = {
             "alerts list",
             "audit",
             "audit steady",
+            "audit nobody",
             "ticks steady",
             "ticks stopped",
             "items list queue",

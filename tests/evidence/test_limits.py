@@ -488,6 +488,13 @@ def test_the_sensor_says_that_it_looks_at_a_standby(standby: str) -> None:
         sensor(dg.build_sensor_context(instance, definitions=defs))
 
 
+@pytest.mark.parametrize("wanted", ["read-only", "standby"])
+def test_a_url_that_wants_a_standby_is_not_told_to_name_the_primary(url: str, wanted: str) -> None:
+    with pytest.raises(DatabaseUnavailableError, match="check that it runs, the URL") as raised:
+        db.connect(db.with_parts(url, target_session_attrs=wanted), application_name="test")
+    assert "can be written" not in str(raised.value)
+
+
 def test_a_url_that_names_both_finds_the_one_that_can_be_written(standby: str, primary: tuple[Path, str]) -> None:
     there = [db.parse_url(each) for each in (standby, primary[1])]
     both = db.with_parts(

@@ -10,6 +10,7 @@ import json
 import os
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -29,8 +30,14 @@ from gaffer_dagster.engine import doctor, watch
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.engine.registry import Definition, register_all
 from gaffer_dagster.engine.watch import Watcher
-from gaffer_dagster.errors import BadInputError, LeaseLostError, MissingRightsError, ProtectedTableError
-from gaffer_dagster.store import db, leases, protect, roles
+from gaffer_dagster.errors import (
+    BadInputError,
+    DatabaseUnavailableError,
+    LeaseLostError,
+    MissingRightsError,
+    ProtectedTableError,
+)
+from gaffer_dagster.store import db, leases, migrate, protect, roles
 from gaffer_dagster.store import doctor as asked
 from gaffer_dagster.store.operations import Operator
 from gaffer_dagster.testing import Databases
@@ -176,9 +183,103 @@ def test_an_administrator_who_is_no_superuser_can_do_it_all(gaffer_databases: Da
             assert who_may_call(url) == FUNCTIONS
 
 
+def test_an_administrator_is_told_whose_the_tables_are_and_who_owned_them_goes_on(gaffer_databases: Databases) -> None:
+    """Before the groups are there, too."""
+    with gaffer_databases.scratch(migrated=False) as url, support.login(url) as admin, support.login(url) as former:
+        if jobs.query(url, "select from pg_roles where rolname = 'gaffer_owner'"):
+            pytest.skip("another database of this server has the roles")
+        name, old = support.user_of(admin), support.user_of(former)
+        database = db.parse_url(url)["dbname"]
+        jobs.execute(url, f"alter role {name} createrole; grant create on database {database} to {name}, {old}")
+        assert gaffer(former, "migrate").startswith("applied 1 ")
+        done = CliRunner().invoke(main, ["migrate", "--roles"], env={"GAFFER_DATABASE_URL": admin})
+        assert (done.exit_code, f"grant {old} to {name};" in done.output) == (1, True), done.output
+        with protocol.session(admin) as connection, pytest.raises(MissingRightsError, match=f"grant {old} to {name};"):
+            roles.apply(connection, Operator("ann", None))
+        jobs.execute(url, f"grant {old} to {name}")
+        with support.groups(url):
+            assert migrated(admin) == (0, False)
+            hours = gd.JobSpec("hours", gd.Elapsed("1h", start="2024-01-01"), gd.Schedule("0 * * * *"))
+            assert jobs.run(hours, former, lambda batch: None).batches
+            assert gaffer(former, "pause", "hours", "--until", "2h", "--yes")
+            assert migrated(former) == (0, False)
+
+
+def test_two_databases_of_a_server_that_make_the_roles_at_once(gaffer_databases: Databases) -> None:
+    """Before the groups are there, too."""
+    with gaffer_databases.scratch() as one, gaffer_databases.scratch() as two:
+        if jobs.query(one, "select from pg_roles where rolname = 'gaffer_owner'"):
+            pytest.skip("another database of this server has the roles")
+        with support.groups(one), support.groups(two):
+            with protocol.session(one) as connection:
+                connection.execute("begin")
+                roles.apply(connection, Operator("ann", None))
+                other = protocol.Actor(lambda: support.apply(two))
+                protocol.until(lambda: jobs.query(two, "select from pg_stat_activity where wait_event_type = 'Lock'"))
+                connection.execute("commit")
+            with pytest.raises(DatabaseUnavailableError, match="another is setting the roles"):
+                other.result()
+            support.apply(two)
+            assert who_may_call(two) == who_may_call(one) == FUNCTIONS
+
+
+def test_of_eight_at_once_all_do_it_and_one_is_noted(gaffer_databases: Databases) -> None:
+    with gaffer_databases.scratch() as url, support.groups(url):
+        protocol.all_at_once(8, lambda _: support.apply(url))
+        assert who_may_call(url) == FUNCTIONS
+        assert jobs.query(url, "select count(*) from gaffer.operator_action where action = 'roles'") == [(1,)]
+
+
+def test_an_error_of_the_server_itself_is_no_other_who_does_the_same(
+    gaffer_databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raising = "do $$ begin raise exception '{}' using errcode = 'XX000'; end $$"
+    with gaffer_databases.scratch() as url, protocol.session(url) as connection:
+        for text, error in (("tuple concurrently updated", DatabaseUnavailableError), ("broken", pg.InternalError_)):
+            monkeypatch.setattr(roles, "script", lambda text=text: raising.format(text))
+            with pytest.raises(error):
+                roles.apply(connection, Operator("ann", None))
+
+
+def test_what_a_migration_brings_is_the_roles_without_the_option(
+    gaffer_databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = migrate.migrations()
+    with gaffer_databases.scratch() as url, support.logins(url) as found:
+        text = jobs.query(url, "select pg_get_functiondef('gaffer.resume'::regproc)")[0][0]
+        more = replace(known[0], number=99, name="more", text=f"drop function gaffer.resume; {text};")
+        monkeypatch.setattr(migrate, "migrations", lambda: [*known, more])
+        assert not jobs.query(found["owner"], "select has_database_privilege(current_database(), 'create')")[0][0]
+        assert gaffer(found["owner"], "migrate").startswith("applied 99 (more)\n")
+        assert who_may_call(url) == FUNCTIONS
+        assert jobs.query(url, "select proowner::regrole::text from pg_proc where proname = 'resume'") == [
+            ("gaffer_owner",)
+        ]
+
+
+def test_the_check_looks_at_the_rights_and_changes_none(gaffer_databases: Databases) -> None:
+    def check(of: str) -> tuple[int, str]:
+        done = CliRunner().invoke(main, ["migrate", "--check", "--roles"], env={"GAFFER_DATABASE_URL": of})
+        return done.exit_code, done.output
+
+    with gaffer_databases.scratch() as url, support.logins(url) as found:
+        assert check(found["owner"]) == (0, "The tables are up to date.\n")
+        jobs.execute(url, "revoke execute on function gaffer.renew from gaffer_runner")
+        before = catalog(url)
+        code, said = check(found["owner"])
+        assert (code, "run: gaffer migrate --roles" in said) == (1, True)
+        assert catalog(url) == before
+        assert check(found["reader"])[0] == 1
+
+
 def test_the_command_prints_it_and_applies_it(url: str, owner: str) -> None:
     assert gaffer(url, "migrate", "--roles", "--sql") == roles.script()
+    noted = "select count(*) from gaffer.operator_action where action = 'roles'"
+    before = jobs.query(url, noted)
+    gaffer(owner, "migrate", "--roles", "--by", "ann")
+    assert jobs.query(url, noted) == before  # nothing was to be done
     # Once the roles are there, any member of the owner may, with no right to make roles.
+    jobs.execute(url, "revoke execute on function gaffer.pause from gaffer_operator")
     assert gaffer(owner, "migrate", "--roles", "--by", "ann") == "The tables are up to date.\n"
     (newest,) = gaffer(owner, "audit", "--limit", "1", "--json").splitlines()
     told = json.loads(newest)
@@ -340,6 +441,7 @@ def test_what_nobody_has_thought_about_is_found(url: str) -> None:
 
 def test_what_the_doctor_asks_of_a_runner_is_part_of_what_he_gets(url: str) -> None:
     assert {name for name in asked.RUNNER_FUNCTIONS if "runner" not in FUNCTIONS[name]} == set()
+    assert sorted(name for name, given in FUNCTIONS.items() if given == OPERATOR) == asked.OPERATOR_FUNCTIONS
     assert {name for name in asked.RUNNER_TABLES if "runner" not in TABLES[name]} == set()
 
 
@@ -459,7 +561,7 @@ def test_the_runner_watches_and_delivers(shop: str, runner: str) -> None:
 
 
 def test_the_doctor_is_content_with_a_runner_and_tells_who_is_more(
-    shop: str, runner: str, owner: str, url: str
+    shop: str, runner: str, owner: str, url: str, home: tuple[str, dict[str, str]]
 ) -> None:
     def role(of: str) -> str:
         (found,) = [each for each in doctor.of_database(of) if each.name == "role"]
@@ -481,6 +583,25 @@ def test_the_doctor_is_content_with_a_runner_and_tells_who_is_more(
         assert cure == f"grant gaffer_runner to {support.user_of(stranger)};"
         jobs.execute(url, cure)
         assert {look(stranger)[name].mark for name in ("schema", "rights")} == {Mark.OK}
+        assert look(stranger)["rights"].found == "this role may do what a runner must"
+        # One who was left behind by a migration is not given it himself.
+        jobs.execute(url, "revoke execute on function gaffer.renew from gaffer_runner")
+        assert look(stranger)["rights"].cure == "gaffer migrate --roles"
+        support.apply(url)
+        jobs.execute(url, f"grant gaffer_operator to {support.user_of(stranger)}")
+        found = look(stranger)["rights"]
+        assert (found.mark, found.cure) == (Mark.OK, None)
+        assert "what people do (ack_alert, adopt, allow_writes and 13 more)" in found.found
+        jobs.execute(url, f"revoke gaffer_operator from {support.user_of(stranger)}")
+        granted = f"function gaffer.set_watermark from {support.user_of(stranger)};"
+        jobs.execute(url, "grant execute on " + granted.replace(" from ", " to "))
+        assert (look(stranger)["rights"].mark, look(stranger)["rights"].cure) == (
+            Mark.WARNING, f"revoke execute on {granted}"
+        )  # fmt: skip
+        jobs.execute(url, f"revoke execute on {granted}")
+    for name in ("reader", "operator"):  # who look are not made runners
+        found = look(home[1][name])["rights"]
+        assert (found.mark, found.found) == (Mark.OK, f"this role is a member of gaffer_{name}, and runs no job")
 
 
 @pytest.mark.parametrize("role", ["runner", "reader", "operator"])
@@ -764,7 +885,7 @@ def test_the_reader_and_the_runner_change_nothing_by_command(lived_in: str, read
                 continue
             done = CliRunner().invoke(main, [*words.split(), "--yes"], env={"GAFFER_DATABASE_URL": of})
             assert (done.exit_code, "permission denied" in done.output) == (1, True), (words, done.output)
-            assert "ask the owner of the schema gaffer to grant it" in done.output
+            assert "a member of gaffer_operator (what people do)" in done.output
     assert jobs.query(lived_in, "select * from gaffer.job j, gaffer.job_lease l where l.job = j.name") == before
 
 

@@ -215,7 +215,7 @@ def test_a_schema_that_the_role_may_enter_and_no_more_is_told(url: str, stranger
         done = gaffer(stranger, tmp_path, *words)
         assert done.returncode == 1, words
         assert "permission denied" in done.stderr, words
-        assert "ask the owner of the schema gaffer to grant it" in done.stderr, words
+        assert "a member of gaffer_operator (what people do)" in done.stderr, words
 
 
 # ── who is down ──────────────────────────────────────────────────────────────────────────────────────────────────────

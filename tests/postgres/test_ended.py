@@ -90,6 +90,24 @@ def test_an_end_of_nobodys_run_is_refused(url: str, connection: db.Connection) -
     assert protocol.outcomes(url) == ["running"]
 
 
+@pytest.mark.parametrize("outcome", [Outcome.CAPPED, Outcome.FAILED, Outcome.INTERRUPTED, Outcome.TIMED_OUT])
+@pytest.mark.parametrize("batches", [None, 1, 2])
+def test_an_end_covers_nothing_by_batches_that_a_fail_over_lost(
+    url: str, connection: db.Connection, outcome: Outcome, batches: int | None
+) -> None:
+    held = acquire(connection, SPEC).lease
+    commit(connection, held, begin(connection), since=None, until={"n": "1"}, items=7)
+    end(
+        connection, held, outcome, covered_until=MIDNIGHT, ticks_covered=3, next_due_at=MIDNIGHT + HOUR, batches=batches
+    )
+    lost = batches == 2
+    assert jobs.query(url, "select outcome, covered_until, ticks_covered from gaffer.job_runs") == [
+        (str(outcome), None if lost else MIDNIGHT, None if lost else 3)
+    ]
+    assert jobs.query(url, "select covered_until from gaffer.job") == [(None if lost else MIDNIGHT,)]
+    assert jobs.query(url, "select next_due_at = %s from gaffer.job", MIDNIGHT + HOUR) != [(lost,)]
+
+
 def test_a_run_whose_lease_was_taken_away_by_hand_is_no_success(url: str, connection: db.Connection) -> None:
     held = acquire(connection, SPEC).lease
     jobs.execute(url, "update gaffer.job_lease set fence = fence + 1, lease_id = null, lease_until = 'epoch'")

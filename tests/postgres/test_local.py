@@ -507,8 +507,16 @@ assert os.path.realpath(sys.argv[1] + "/gaffer-postgres") == sys.argv[1] + "/gaf
         done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=60)
         assert (done.stdout, done.stderr) == ("(1,)\n", "")
         # Root would write where its owner lets links lead.
-        with pytest.raises(LocalPostgresError, match=r"belongs to another user \(uid 65534\)"):
+        with pytest.raises(
+            LocalPostgresError, match=r"belongs to another user \(uid 65534\).* set GAFFER_DATABASE_URL .*, or remove"
+        ):
             local.start(f"{parent}/folder", fsync=False)
+        local.start(f"{parent}/of_root", fsync=False)
+        local.release(f"{parent}/of_root")
+        command = [*become, "-c", script, f"{parent}/of_root"]
+        done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=60)
+        assert "of_root belongs to another user (uid 0)" in done.stderr
+        assert "set GAFFER_DATABASE_URL" in done.stderr
         command = [*become, "-c", script, str(tmp_path / "folder")]
         done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=60)
         assert "LocalPostgresError" in done.stderr

@@ -149,6 +149,60 @@ def test_a_database_error_is_the_rows_and_no_values_of_it_are_kept(url: str) -> 
     assert jobs.query(url, "select sqlstate from gaffer.job_item") == [("23505",)]
 
 
+@pytest.mark.parametrize("code", ["53000", "53100", "53300"])
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_a_server_without_room_is_no_rows_fault(url: str, clock: Clock, code: str, swallowed: bool) -> None:
+    """The statement is the user's own; all at once, and one by one since another row is bad."""
+    make(url, 3)
+    jobs.execute(
+        url,
+        "create function f(code text) returns void language plpgsql as $$ begin"
+        " raise exception 'no room' using errcode = code; end $$",
+    )
+
+    def work(batch: Batch) -> None:
+        effect(batch)
+        if len(batch.rows) > at_once:
+            raise ValueError("not all at once")
+        with contextlib.suppress(psycopg.Error) if swallowed else contextlib.nullcontext():
+            batch.execute("select f(%s)", [code])
+
+    for at_once in (100, 1):  # noqa: B007 — the function goes by it
+        with pytest.raises(psycopg.Error, match="no room"):
+            jobs.run(spec(attempts=1), url, work, worker_clock=clock.now)
+        ended = "select outcome, sqlstate, parked from gaffer.job_runs order by id desc limit 1"
+        assert jobs.query(url, ended) == [("failed", code, 0)]
+        assert jobs.query(url, "select follow_up_at is not null, parked from gaffer.job") == [(True, 0)]
+        assert (items(url), done(url)) == ([], [])
+        clock.advance(timedelta(hours=1))
+    assert jobs.run(spec(attempts=1), url, effect, worker_clock=clock.now).outcome == "succeeded"
+    assert done(url) == [1, 2, 3]
+
+
+def test_an_attempt_that_the_server_had_no_room_for_is_taken_back(url: str, clock: Clock) -> None:
+    """Of a row that is worked on alone the attempt is committed before."""
+    make(url, 1)
+
+    def work(batch: Batch) -> None:
+        batch.execute("do $$ begin raise exception 'no room' using errcode = '53100'; end $$")
+
+    for attempts in (0, 1):  # there were before
+        if attempts:
+            jobs.execute(
+                url,
+                "insert into gaffer.job_item (job, key, attempts, next_attempt_at, first_failed_at, failed_at, error)"
+                " values ('items', '1', 1, gaffer.clock(), gaffer.clock(), gaffer.clock(), 'bad')",
+            )
+        for _ in range(3):
+            with pytest.raises(psycopg.Error, match="no room"):
+                jobs.run(spec(attempts=2), url, work, worker_clock=clock.now)
+            jobs.execute(url, "update gaffer.job_runs set outcome = 'abandoned'")  # so that the next works on it alone
+            assert [row[:3] for row in items(url)] == [("1", attempts, False)][:attempts]
+            clock.advance(timedelta(hours=1))
+    assert jobs.run(spec(attempts=2), url, effect, worker_clock=clock.now).outcome == "succeeded"
+    assert items(url) == []
+
+
 def test_an_error_that_is_swallowed_fails_its_row(url: str) -> None:
     make(url, 3)
 

@@ -106,6 +106,12 @@ def test_options_are_refused_since_poolers_drop_them() -> None:
         db.parse_url("postgresql://h/x?options=-cwork_mem%3D1")
 
 
+def test_a_colon_in_the_users_name_is_named() -> None:
+    with pytest.raises(BadInputError, match="a : in the user's name is not taken") as raised:
+        db.parse_url("user=u:s3cr3t host=h")
+    assert "s3cr3t" not in str(raised.value)
+
+
 def test_a_database_that_is_away_is_said_with_what_to_check() -> None:
     with pytest.raises(DatabaseUnavailableError, match=r"u@127\.0\.0\.1:1/x: .*refused.*check that it runs"):
         db.connect(f"postgresql://u:s3cr3t@{NOWHERE}/x", application_name="test")

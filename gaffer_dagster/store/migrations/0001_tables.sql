@@ -186,6 +186,10 @@ create table gaffer.operator_action (
 
 create index operator_action_of_job on gaffer.operator_action (job, id);
 create index operator_action_pause on gaffer.operator_action (job, id) where action in ('pause', 'resume');
+create index operator_action_of_watch on gaffer.operator_action ((details ->> 'watch'), id)
+    where details ->> 'watch' is not null;
+create index operator_action_of_table on gaffer.operator_action ((details ->> 'table'), id)
+    where details ->> 'table' is not null;
 create index operator_action_rename on gaffer.operator_action ((details ->> 'from')) where action = 'rename';
 
 -- A fence must never be handed out twice, so a lease row is for ever.

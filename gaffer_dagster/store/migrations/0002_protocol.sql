@@ -746,6 +746,10 @@ begin
             'set back (a fail-over, a restore); the next run does them again', p_run_id, p_job, p_batches, v_run.batches
             using errcode = 'GF005';
     end if;
+    if v_run.batches < p_batches then  -- what it remembers to have covered, the database has not
+        p_covered_until := null;
+        p_ticks_covered := null;
+    end if;
     if v_done and v_run.trigger <> 'redo' and v_job.wanted_at is distinct from p_wanted_at then
         v_ending.result := 'wanted';
         v_ending.wanted_at := v_job.wanted_at;

@@ -43,8 +43,10 @@ as $$
 $$;
 
 -- Commits an attempt before the work on the row begins, so that it counts even if the process does not survive it.
+-- `p_not_its_fault`: takes that back, for what this says of the server.
 create function gaffer.charge_item(
-    p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_key text, p_backoff interval
+    p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_key text, p_backoff interval,
+    p_not_its_fault text default null
 ) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -57,6 +59,14 @@ begin
       where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id for no key update;
     if not found then
         raise exception '%', gaffer.lost_lease(p_job, p_slot, p_fence, p_lease_id) using errcode = 'GF001';
+    end if;
+    if p_not_its_fault is not null then
+        update gaffer.job_item
+           set attempts = attempts - 1, next_attempt_at = v_now, sqlstate = null, error = p_not_its_fault
+         where job = p_job and key = p_key and attempts > 1 and parked_at is null;
+        delete from gaffer.job_item where job = p_job and key = p_key and attempts = 1 and error is null
+                                      and parked_at is null;
+        return;
     end if;
     insert into gaffer.job_item as i (job, key, attempts, next_attempt_at, first_failed_at, failed_at)
     values (p_job, p_key, 1, v_now + gaffer.back_off(1, p_backoff), v_now, v_now)
