@@ -583,7 +583,8 @@ def _take_told_of_run(made: World, given: Any, told: Told) -> str | None:
     kept = support.query(made.url, "select count(*) from target")[0][0] - before
     is_said = given is None or (isinstance(given, Mapping) and all(isinstance(key, str) for key in given))
     if is_said != done.success or (kept >= 2) != is_said:
-        raise WrongError(f"it {'succeeded' if done.success else 'failed'} and {kept} rows are there")
+        why = [event.step_failure_data.error_display_string[-200:] for event in done.get_step_failure_events()]
+        raise WrongError(f"it {'succeeded' if done.success else 'failed'} and {kept} rows are there: {why}")
     if not done.success:
         support.run(SPECS["copied"], made.url, lambda batch: None)
     return None if is_said else "refused by the run"
