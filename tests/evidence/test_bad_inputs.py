@@ -5,6 +5,7 @@ GAFFER_FUZZ_INPUTS sets how many, GAFFER_FUZZ_SEED repeats the choices of an ear
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import re
@@ -16,7 +17,8 @@ import dagster as dg
 import pytest
 
 from gaffer_dagster.adapter import metadata
-from gaffer_dagster.domain import alert, cron, due, duration, spec
+from gaffer_dagster.domain import alert, cron, due, duration, page, spec
+from gaffer_dagster.engine import deliver
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db, payload
 from tests.evidence import bad_inputs, bad_inputs_at_work, fuzz
@@ -62,6 +64,27 @@ def test_a_parser_that_repeats_the_url_is_found(monkeypatch: pytest.MonkeyPatch)
 def test_passwords_that_are_not_struck_out_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(db, "_PASSWORD", re.compile(r"(?<=://)([^:/@\s]*):[^@\s]+@|(password\s*=\s*)\S+"))
     assert fuzz.LEAK in told(kinds()["URL in an error"], 200)
+
+
+@pytest.mark.parametrize("shown", ["page", "message"])
+def test_a_page_or_a_message_that_shows_it_is_found(url: str, monkeypatch: pytest.MonkeyPatch, shown: str) -> None:
+    """They get the run with what the user's error says; the table, the log and the command do not."""
+    with bad_inputs_at_work.world(url) as made:
+        known = {kind.name: kind for kind in bad_inputs_at_work.with_database(made)}["run that fails"]
+        given = ("RuntimeError", f"cannot reach postgresql://me:{bad_inputs.CANARY}@127.0.0.1:1/db")
+        kind = bad_inputs.Kind("made", 1, lambda _: given, known.take, known.foreign)
+        assert told(kind, 1) == ""
+        if shown == "page":
+            real = page._headline
+            monkeypatch.setattr(page, "_headline", lambda *args: f"{real(*args)} {given[1]}")
+        else:
+            write = deliver.write
+            monkeypatch.setattr(deliver, "write", lambda *args: _with(write(*args), given[1]))
+        assert fuzz.LEAK in told(kind, 1)
+
+
+def _with(message: Any, text: str) -> Any:
+    return dataclasses.replace(message, payload={**message.payload, "text": text})
 
 
 def test_a_secret_in_another_form_is_found() -> None:
