@@ -3,8 +3,9 @@
     ./dev fuzz --seed S --inputs N
 
 A fault is: an error that is none of ours, an error that says no cure, work that is not right, more than two seconds of
-this process or thirty on the wall, or the canary in anything that was said: errors with what they were made of, log lines, fields of events,
-what a command printed, pages, tables. `judge` is what decides; its broken variants are in `test_bad_inputs.py`.
+this process or thirty on the wall, or the canary in anything that was said: errors with what they were made of, log
+lines, fields of events, what a command printed, pages, messages that were delivered, tables. `judge` is what decides;
+its broken variants are in `test_bad_inputs.py`.
 """
 
 from __future__ import annotations

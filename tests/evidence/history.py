@@ -342,7 +342,9 @@ def measured(url: str, readers: Mapping[str, Callable[[str], Any]] = READERS) ->
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="./dev history", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="./dev history", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--url", help="of a server to make the two databases on; without it, a private one is started")
     given = parser.parse_args()

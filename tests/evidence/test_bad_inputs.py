@@ -24,7 +24,7 @@ from gaffer_dagster.store import db, payload
 from tests.evidence import bad_inputs, bad_inputs_at_work, fuzz
 
 SEED = int(os.environ.get("GAFFER_FUZZ_SEED", 0)) or random.SystemRandom().randrange(1, 1_000_000)
-INPUTS = int(os.environ.get("GAFFER_FUZZ_INPUTS", 4_000))
+INPUTS = int(os.environ.get("GAFFER_FUZZ_INPUTS", 2_500))
 
 
 def test_a_bad_input_ends_in_a_clear_error_or_in_correct_work_and_shows_no_secret(url: str) -> None:
@@ -181,8 +181,7 @@ def _sleeps(_given: Any, _told: Any) -> None:
     take()
 
 
-def test_a_function_is_known_by_what_it_has_at_hand_however_deep_that_is_or_where_it_holds_itself(
-) -> None:
+def test_a_function_is_known_by_what_it_has_at_hand_however_deep_that_is_or_where_it_holds_itself() -> None:
     def made_with(given: Any) -> str | None:
         def work(batch: Any) -> Any:
             return given
