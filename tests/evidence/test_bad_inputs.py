@@ -24,7 +24,7 @@ from gaffer_dagster.store import db, payload
 from tests.evidence import bad_inputs, bad_inputs_at_work, fuzz
 
 SEED = int(os.environ.get("GAFFER_FUZZ_SEED", 0)) or random.SystemRandom().randrange(1, 1_000_000)
-INPUTS = int(os.environ.get("GAFFER_FUZZ_INPUTS", 2_500))
+INPUTS = int(os.environ.get("GAFFER_FUZZ_INPUTS", 1_800))
 
 
 def test_a_bad_input_ends_in_a_clear_error_or_in_correct_work_and_shows_no_secret(url: str) -> None:

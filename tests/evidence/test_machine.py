@@ -212,9 +212,6 @@ def test_in_these_stories_the_product_does_what_the_model_says(url: str, variant
     "name",
     [
         "a success does not end the streak",
-        "a release gives the next holder the same fence",
-        "the dead are not counted",
-        "who is gone is waited for",
     ],
 )
 def test_it_is_found_without_being_told_where(url: str, name: str) -> None:
