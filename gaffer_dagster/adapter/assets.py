@@ -288,7 +288,7 @@ class _InSql(dg.AssetsDefinition):
 def _refuse(others: Mapping[str, object]) -> None:
     for name in others:
         if name in _REFUSED:
-            raise BadSpecError(f"gaffer_asset: {name}= is not taken: {_REFUSED[name]}")
+            raise BadSpecError(f"gaffer_asset: {name}= is not taken: {_REFUSED[name]}; leave it out")
         near = get_close_matches(name, _Options.__annotations__, 1)
         raise BadSpecError(
             f"gaffer_asset: {name}= is unknown; " + (f"did you mean {near[0]}=?" if near else "leave it out")

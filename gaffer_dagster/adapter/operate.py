@@ -161,7 +161,10 @@ def _resume(asked: _Asked, connection: db.Connection) -> str:
 
 def _release(asked: _Asked, connection: db.Connection) -> str:
     jobs.get(connection, asked.name)
-    released = operations.release(connection, asked.name, asked.config.get("slot"), asked.operator)
+    slot = asked.config.get("slot")
+    if slot is not None and not 0 <= slot < 2**31:
+        raise BadInputError(f"slot {slot}: is none; give the number of one, from 0, or leave it out")
+    released = operations.release(connection, asked.name, slot, asked.operator)
     if not released:
         return "Nobody holds the lease; nothing was changed"
     owners = ", ".join(f"{verbatim(each.owner)} (fence {each.fence}, slot {each.slot})" for each in released)

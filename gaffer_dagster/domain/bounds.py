@@ -46,8 +46,8 @@ class Bounds:
         one = as_duration(batch_timeout, "bounds: batch_timeout") if batch_timeout is not None else None
         if longest is not None and longest < SHORTEST_TIMEOUT:
             raise BadSpecError(
-                f"bounds: timeout={show_duration(longest)} is shorter than {show_duration(SHORTEST_TIMEOUT)}; no batch "
-                "would begin"
+                f"bounds: timeout={show_duration(longest)} is shorter than {show_duration(SHORTEST_TIMEOUT)}: no batch "
+                "would begin; give it more"
             )
         if longest is not None and longest > LONGEST_TIMEOUT:
             raise BadSpecError(

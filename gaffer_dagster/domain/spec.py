@@ -180,6 +180,9 @@ def schedule_from_json(stored: Mapping[str, Any] | None) -> Schedule | None:
         raise BadSpecError(f"schedule {stored!r}: is not known here ({error}); upgrade gaffer_dagster") from None
 
 
+_DEEPEST = 50
+
+
 def work_hash(due: Due, work: Callable[..., Any] | str) -> str | None:
     """Names what a job does (a function, or its SQL), whatever the job and its function are called: a renamed job is
     known by it. None where it cannot be told, as for an object that can be called."""
@@ -219,15 +222,19 @@ def _code(code: CodeType, doc: str | None = None) -> Iterator[str]:
             yield repr(sorted(map(repr, cast("frozenset[object]", constant))) if is_set else constant)
 
 
-def _plain(value: object) -> str:
-    """What a value says in every process; nothing of objects, whose text may hold an address."""
+def _plain(value: object, above: tuple[object, ...] = ()) -> str:
+    """What a value says in every process; nothing of objects, whose text may hold an address. `above`: what it is in,
+    which it may hold itself, on however many floors."""
     if value is None or isinstance(value, (str, int, float)):
         return repr(value)
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(_plain, cast('list[object]', value)))}]"
-    if isinstance(value, dict):
-        pairs = cast("dict[object, object]", value).items()
-        return f"{{{','.join(sorted(f'{_plain(key)}:{_plain(each)}' for key, each in pairs))}}}"
+    if len(above) < _DEEPEST and not any(each is value for each in above):
+        above = (*above, value)
+        # A record of Dagster's is a tuple that nobody may go through.
+        if isinstance(value, (list, tuple)) and type(value).__iter__ in (list.__iter__, tuple.__iter__):
+            return f"[{','.join(_plain(each, above) for each in cast('list[object]', value))}]"
+        if isinstance(value, dict):
+            pairs = cast("dict[object, object]", value).items()
+            return f"{{{','.join(sorted(f'{_plain(key, above)}:{_plain(each, above)}' for key, each in pairs))}}}"
     return type(value).__name__
 
 

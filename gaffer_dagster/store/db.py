@@ -84,7 +84,7 @@ def parse_url(url: str) -> dict[str, Any]:
     # A whole URL, or a part of one, under a keyword. A host that begins with / or @ is a socket.
     user, host, name = (str(parts.get(keyword, "")) for keyword in ("user", "host", "dbname"))
     odd_host = any(re.search(r"[;=]|^[^/@].*[@/]", each) for each in host.split(","))
-    astray = astray or odd_host or re.search(r"//|:.*[@/]|@.*[:/]", name, re.DOTALL)
+    astray = astray or odd_host or re.search(r"[;=]|//|:.*[@/]|@.*[:/]", name, re.DOTALL)
     if astray or re.search(r"[^0-9,]", str(parts.get("port") or "")):
         raise BadInputError(_UNREADABLE)
     if ":" in user:

@@ -340,7 +340,7 @@ def _is_meant(text: str) -> bool:
             ("sslmode", " "),  # what libpq itself repeats
             ("host", "[;=]|^[^/].*[@:/ ]"),
             ("hostaddr", "[@:/ ]"),
-            ("dbname", "[@:/ ]"),
+            ("dbname", "[@:;= ]|//"),
         )
     )
 
@@ -660,9 +660,12 @@ def _nobody_listens() -> Generator[None]:
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+# What is asked for begins a sentence or a part of one; or what can be chosen is told.
 _CURE = re.compile(
-    r"\b(use|write|give|put|leave|set|let|make|mend|shorten|take|name|install|see|run|check|type|ask|launch|add|choose|wait|"
-    r"say|look|grant|must be|the next is|ends? it|qualify|create|before|missing|unset)\b|; |\d"
+    r"(?:^|\(|[;:,.] (?:for [\w ]+ )?|\b(?:and|or|then|to) )"
+    r"(?:use|write|give|put|leave|set|let|make|mend|shorten|take|name|install|see|run|check|type|ask|launch|add|choose|"
+    r"wait|say|look|grant|qualify|create|unset)\b|\b(?:must be|has to|have to|use|the form is)\b"
+    r"|[;,] (?:the next is|did you mean|perhaps .+ is meant|it has|there is|of such only) "
 )
 
 

@@ -7,7 +7,7 @@ import math
 import random
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -26,7 +26,7 @@ from psycopg import sql
 from pydantic import ValidationError
 
 import gaffer_dagster as gd
-from gaffer_dagster.adapter import metadata
+from gaffer_dagster.adapter import checks, metadata
 from gaffer_dagster.adapter.assets import job_of
 from gaffer_dagster.adapter.component import GafferComponent
 from gaffer_dagster.cli import main
@@ -34,12 +34,13 @@ from gaffer_dagster.domain.page import verbatim
 from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.watch import Watcher, attend
 from gaffer_dagster.engine.watermark import due_after, plan_move, said
-from gaffer_dagster.store import db, jobs, migrate, watermarks
+from gaffer_dagster.store import db, jobs, migrate, runs, watermarks
 from gaffer_dagster.store.jobs import Registration
 from gaffer_dagster.store.operations import Operator
 from tests.evidence import bad_inputs as bad
 from tests.evidence.bad_inputs import CANARY, LOGGER, NASTY, Kind, Told, WrongError, mutated, odd
 from tests.support import jobs as support
+from tests.support.receivers import HttpReceiver
 
 _DAGSTERS = (dg.DagsterError, CheckError, ValidationError, ResolutionException)
 
@@ -302,13 +303,18 @@ def _take_metadata(given: Any, told: Told) -> str | None:
 
 @dataclass
 class World:
-    """A database in which each input has something to work on. `url` has the canary as its password, where the role of
-    `owner` may make such a role."""
+    """A database in which each input has something to work on. `url` has the canary as its password; `heard` takes
+    each message that goes to a receiver."""
 
     owner: str
     url: str
-    is_secret: bool
+    heard: HttpReceiver = field(repr=False)
     connection_: db.Connection | None = field(default=None, repr=False)
+
+    @property
+    def listens(self) -> Mapping[str, str]:
+        """The environment of who sends to `heard`."""
+        return {"GAFFER_RECEIVER_HEARD": self.heard.url, "GAFFER_RECEIVER_HEARD_PRIVATE": "1"}
 
     @property
     def connection(self) -> db.Connection:
@@ -331,19 +337,16 @@ class World:
 @contextmanager
 def world(owner: str) -> Generator[World]:
     role = f"fuzz_{uuid4().hex[:8]}"
-    try:
-        support.execute(owner, f"create role {role} login superuser password '{CANARY}'")
-        url, is_secret = db.with_parts(owner, user=role, password=CANARY), True
-    except psycopg.errors.InsufficientPrivilege:
-        url, is_secret = owner, False
-    made = World(owner, url, is_secret)
-    try:
-        _settle(made)
-        yield made
-    finally:
-        if made.connection_ is not None:
-            made.connection_.close()
-        if is_secret:
+    support.execute(owner, f"create role {role} login superuser password '{CANARY}'")
+    with HttpReceiver() as heard:
+        made = World(owner, db.with_parts(owner, user=role, password=CANARY), heard)
+        try:
+            _settle(made)
+            _attend(made, {}, Told())  # from now on `heard` is known
+            yield made
+        finally:
+            if made.connection_ is not None:
+                made.connection_.close()
             support.execute(owner, f"reassign owned by {role} to current_user")
             support.execute(owner, f"drop owned by {role}")
             support.execute(owner, f"drop role {role}")
@@ -360,6 +363,7 @@ SPECS = {
     "slices": gd.JobSpec("slices", gd.Elapsed("1h"), _HOURLY),
     "elapsed": gd.JobSpec("elapsed", gd.Elapsed(), _HOURLY),
     "queue": gd.JobSpec("queue", _QUEUE, _HOURLY),
+    "failing": gd.JobSpec("failing", gd.NewRows("source", "id"), _HOURLY, alerts=gd.Alerts(failures=1)),
 }
 _TYPES = {
     "i": "int", "b": "bigint", "t": "text", "n": "numeric(10, 2)", "f": "float8", "j": "jsonb", "js": "json",
@@ -583,7 +587,8 @@ def _take_told_of_run(made: World, given: Any, told: Told) -> str | None:
     kept = support.query(made.url, "select count(*) from target")[0][0] - before
     is_said = given is None or (isinstance(given, Mapping) and all(isinstance(key, str) for key in given))
     if is_said != done.success or (kept >= 2) != is_said:
-        raise WrongError(f"it {'succeeded' if done.success else 'failed'} and {kept} rows are there")
+        why = [event.step_failure_data.error_display_string[-200:] for event in done.get_step_failure_events()]
+        raise WrongError(f"it {'succeeded' if done.success else 'failed'} and {kept} rows are there: {why}")
     if not done.success:
         support.run(SPECS["copied"], made.url, lambda batch: None)
     return None if is_said else "refused by the run"
@@ -592,7 +597,7 @@ def _take_told_of_run(made: World, given: Any, told: Told) -> str | None:
 # ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 # Those that go on until a signal, or that are of the private server and of Dagster's own instance.
-_APART = {"watch", "db url", "db psql", "db stop", "db reset", "dagster sync", "dagster check", "doctor", "completion"}
+_APART = {"watch", "db url", "db psql", "db stop", "db reset", "dagster sync", "dagster check", "completion"}
 _ARGUMENTS = [*_POSITIONS, *NASTY, *SPECS, "5m", "2h", "1d", "0", "-5", "1", "99999999999999999999", "a/b",
 "0 6 * * *", "H * * * *", "@daily", "Europe/Berlin",
               "10%", "101%", "2024-01-01/2024-01-02", "5m..50m", "nowhere.py", "no.module", "os", "log", "ann",
@@ -653,7 +658,7 @@ def _take_words(made: World, given: tuple[str, ...], told: Told, url: str | None
         raise WrongError(f"exit code {done.exit_code}: {done.output[-200:]}")
     if "Traceback" in done.output:
         raise WrongError(f"a traceback: {done.output[-200:]}")
-    if done.exit_code in (1, 75) and words[:1] != ["check"]:
+    if done.exit_code in (1, 75) and words[:1] not in (["check"], ["doctor"]):
         said_, told_ = done.stderr.partition("gaffer: ")[1:]
         if not said_ and "Aborted!" not in done.stderr:
             raise WrongError(f"exit code {done.exit_code} and nothing is said: {done.output[-200:]}")
@@ -682,10 +687,61 @@ def _take_with_bad_url(made: World, given: tuple[str, tuple[str, ...]], told: To
 
 
 def _take_pass(made: World, environment: dict[str, str], told: Told) -> None:
+    _attend(made, environment, told)
+
+
+def _attend(made: World, environment: Mapping[str, str], told: Told) -> None:
+    """A pass of the watch, with everything to be told once more."""
     support.execute(made.owner, "delete from gaffer.alert_delivery")
+    made.heard.messages.clear()
     with bad.guarded_network(), mock.patch("subprocess.run", bad._in_this_process):
-        done = attend(made.connection, Watcher("check:fuzz"), environment, wrap(LOGGER))
-    told(done)
+        told(attend(made.connection, Watcher("check:fuzz"), environment | made.listens, wrap(LOGGER)))
+    told(*made.heard.messages)
+
+
+# ── what a run that failed leaves behind ─────────────────────────────────────────────────────────────────────────────
+
+
+def _failure(chance: random.Random) -> tuple[str, str]:
+    return chance.choice(("RuntimeError", "KeyError", "a cause", "by the database")), bad._said(chance)
+
+
+def _take_failure(made: World, given: tuple[str, str], told: Told) -> None:
+    """A real run of a job whose work fails with a URL in its error; then whatever shows that run to anybody."""
+    how, text = given
+    spec = SPECS["failing"]
+    support.add_rows(made.url, 1)
+    support.execute(made.owner, "delete from gaffer.alert_delivery; delete from gaffer.alert where job = 'failing'")
+
+    def work(batch: gd.Batch) -> None:
+        match how:
+            case "RuntimeError":
+                raise RuntimeError(text)
+            case "KeyError":
+                raise KeyError(text)
+            case "a cause":
+                raise RuntimeError(f"it failed: {text}") from ValueError(text)
+            case _:
+                batch.execute("select %s::int", [text.encode(errors="replace").decode()])
+
+    with suppress(RuntimeError, KeyError, psycopg.errors.InvalidTextRepresentation):  # what it says is the user's
+        support.run(spec, made.url, work)
+        raise WrongError("it did not fail")
+    (record,) = runs.history(made.connection, "failing", 1)
+    told(support.query(made.owner, "select r::text from gaffer.job_runs r where id = %s", record.id))
+    if record.outcome != "failed" or not record.error:
+        raise WrongError(f"it is {record.outcome} and says {record.error!r}")
+    resource = gd.GafferResource(dsn=made.url)
+    shown = metadata.of_run(record, spec, metadata.look(resource, record, LOGGER))
+    told(shown, checks.look(resource, "failing", dg.AssetKey("failing")))
+    if "***" in record.error and "***" not in shown["gaffer/summary"].md_str:
+        raise WrongError("the page says nothing of it")
+    _attend(made, {}, told)
+    told(support.query(made.owner, "select a::text from gaffer.alert a where job = 'failing'"))
+    if not any("failing" in json.dumps(each) for each in made.heard.messages):
+        raise WrongError("nobody was told of it")
+    for words in ("status", "status failing", "runs failing", "alerts list --all"):
+        _take_words(made, tuple(words.split()), told)
 
 
 @gd.gaffer_asset(
@@ -759,8 +815,9 @@ def with_database(made: World) -> Iterator[Kind]:
     yield Kind("watermark", 20, _position, of(_take_position))
     yield Kind("rows that are written", 4, _rows, of(_take_rows), (psycopg.Error,))
     yield Kind("rows that are read", 4, _source_rows, of(_take_source_rows))
-    yield Kind("metadata of a run", 1, _metadata, of(_take_told_of_run))
+    yield Kind("metadata of a run", 3, _metadata, of(_take_told_of_run))
+    yield Kind("run that fails", 4, _failure, of(_take_failure))
     yield Kind("words of a command", 20, _words, of(_take_words))
     yield Kind("command with a bad URL", 8, _with_bad_url, of(_take_with_bad_url))
     yield Kind("receivers that are told", 3, bad._receivers, of(_take_pass))
-    yield Kind("config of an operator's job", 1, _launched, of(_take_launched), _DAGSTERS)
+    yield Kind("config of an operator's job", 3, _launched, of(_take_launched), _DAGSTERS)

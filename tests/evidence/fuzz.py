@@ -3,8 +3,9 @@
     ./dev fuzz --seed S --inputs N
 
 A fault is: an error that is none of ours, an error that says no cure, work that is not right, more than two seconds of
-this process, or the canary in anything that was said: errors with what they were made of, log lines, fields of events,
-what a command printed, pages, tables. `judge` is what decides; its broken variants are in `test_bad_inputs.py`.
+this process or thirty on the wall, or the canary in anything that was said: errors with what they were made of, log
+lines, fields of events, what a command printed, pages, messages that were delivered, tables. `judge` is what decides;
+its broken variants are in `test_bad_inputs.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from tests.evidence.bad_inputs import CANARY, LOGGER, Kind, Told, WrongError, pu
 
 LIMIT = 2.0
 """Seconds of processor time that an input may take."""
-
+WAIT = 30.0
+"""Seconds that it may take with all that it waits for, such as a lock, an answer or a sleep."""
 
 MOST = 4
 _QUOTED = re.compile(r"(['\"]).*|\d+")
@@ -88,9 +90,9 @@ def judge(kind: Kind, given: Any) -> tuple[str, str | None]:
             wrong = None
         except TooSlowError as error:
             frames = traceback.extract_tb(error.__traceback__)
-            came, wrong = "hung", f"more than {LIMIT:g} s in {frames[-1].name}"
+            came, wrong = "hung", f"more than {error} in {frames[-2].name}"
         except WrongError as error:
-            came, wrong = "wrong", str(error)[:100]
+            came, wrong = "wrong", str(error)[:300]
         except Exception as error:
             came, wrong = type(error).__name__, None
             told("".join(traceback.format_exception(error)))
@@ -160,18 +162,25 @@ def _heard(told: Told) -> Generator[None]:
 
 @contextmanager
 def _limited() -> Generator[None]:
-    """By the processor's time, which other programs on this machine take nothing of."""
+    """By the processor's time, which other programs on this machine take nothing of; and, for what waits, by the clock
+    on the wall."""
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise TooSlowError
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise TooSlowError(f"{LIMIT:g} s of the processor" if number == signal.SIGPROF else f"{WAIT:g} s")
 
-    before = signal.signal(signal.SIGPROF, stop)
+    handlers = {number: signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)}
+    began = time.monotonic()
+    outer, _ = signal.setitimer(signal.ITIMER_REAL, WAIT)  # the time limit of a test that this is within
     signal.setitimer(signal.ITIMER_PROF, LIMIT)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if outer:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, outer - (time.monotonic() - began)))
 
 
 def _shown(given: Any) -> str:

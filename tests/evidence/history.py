@@ -3,7 +3,7 @@
 Two databases are filled as years of runs would fill them, one with five times the history of the other. Whoever works,
 looks or prunes must read as much of the one as of the other.
 
-    python -m tests.evidence.history --rows 10000000
+    ./dev history --rows 10000000
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from __future__ import annotations
 import argparse
 import logging
 import random
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import dagster as dg
@@ -37,6 +40,7 @@ from gaffer_dagster.store import db, horizon, learnt, prune, runs
 from gaffer_dagster.store import jobs as job_table
 from gaffer_dagster.store.operations import Operator
 from gaffer_dagster.testing import scratch_database
+from gaffer_dagster.testing.database import server
 from gaffer_dagster.testing.waits import backends, wait_until
 from tests.support import jobs
 
@@ -339,26 +343,37 @@ def measured(url: str, readers: Mapping[str, Callable[[str], Any]] = READERS) ->
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url")
+    parser = argparse.ArgumentParser(
+        prog="./dev history", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--url", help="of a server to make the two databases on; without it, a private one is started")
     given = parser.parse_args()
+    sizes = (given.rows // 5, given.rows)
     found: list[dict[str, Read]] = []
-    for rows in (given.rows // 5, given.rows):
-        with scratch_database(given.url) as url:
-            took = fill(url, rows)
-            size = jobs.query(url, "select pg_size_pretty(pg_database_size(current_database()))")[0][0]
-            print(f"{rows:,} runs: {size}, filled in {took:.0f} s", flush=True)
-            found.append(measured(url))
-    wrong = 0
-    for name, small in found[0].items():
-        large = found[1][name]
-        wrong += grows(small, large)
-        print(
-            f"{'GROWS' if grows(small, large) else '     '} {name:40} buffers {small.buffers:8,} → {large.buffers:8,}"
-            f"   rows {small.rows:8,} → {large.rows:8,}"
-        )
-    return 1 if wrong else 0
+    with ExitStack() as stack:
+        at = given.url or stack.enter_context(server(Path(stack.enter_context(TemporaryDirectory()))))
+        for rows in sizes:
+            with scratch_database(at) as url:
+                took = fill(url, rows)
+                size = jobs.query(url, "select pg_size_pretty(pg_database_size(current_database()))")[0][0]
+                print(f"{rows:,} runs: {size}, filled in {took:.0f} s", flush=True)
+                found.append(measured(url))
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    print(f"\n{datetime.now(timezone.utc):%Y-%m-%d}, commit {commit.strip() or 'unknown'}\n")
+    print(table(sizes, *found))
+    return int(any(grows(small, found[1][name]) for name, small in found[0].items()))
+
+
+def table(sizes: Sequence[int], small: Mapping[str, Read], large: Mapping[str, Read]) -> str:
+    """In Markdown: what each read of the short history, and of the long one."""
+    heads = ["who reads", *(f"{what} of {rows:,}" for what in ("buffers", "rows") for rows in sizes), "grows"]
+    lines = [heads, ["---", *["--:"] * 4, "---"]]
+    for name, one in small.items():
+        other = large[name]
+        figures = [f"{each:,}" for each in (one.buffers, other.buffers, one.rows, other.rows)]
+        lines.append([name, *figures, "**yes**" if grows(one, other) else "no"])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ what a step moves, and a run's own waiting moves it too, so that every answer is
 The model (machine_model.py) knows the promises and none of the SQL. Each step is done to both; then what they answered
 is compared, and after it the tables.
 
+What it leaves out, since other tests drive it: rows that are pending (`PendingRows`), so jobs of several slots;
+`exclusion="advisory"`; protected tables; incidents and what is told of them.
+
     python -m tests.evidence.machine --seed 1 --examples 5000 --steps 40
 """
 

@@ -5,22 +5,26 @@ GAFFER_FUZZ_INPUTS sets how many, GAFFER_FUZZ_SEED repeats the choices of an ear
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
+import dagster as dg
 import pytest
 
 from gaffer_dagster.adapter import metadata
-from gaffer_dagster.domain import alert, cron, due, duration
+from gaffer_dagster.domain import alert, cron, due, duration, page, spec
+from gaffer_dagster.engine import deliver
 from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db, payload
 from tests.evidence import bad_inputs, bad_inputs_at_work, fuzz
 
 SEED = int(os.environ.get("GAFFER_FUZZ_SEED", 0)) or random.SystemRandom().randrange(1, 1_000_000)
-INPUTS = int(os.environ.get("GAFFER_FUZZ_INPUTS", 4_000))
+INPUTS = int(os.environ.get("GAFFER_FUZZ_INPUTS", 1_800))
 
 
 def test_a_bad_input_ends_in_a_clear_error_or_in_correct_work_and_shows_no_secret(url: str) -> None:
@@ -60,6 +64,27 @@ def test_a_parser_that_repeats_the_url_is_found(monkeypatch: pytest.MonkeyPatch)
 def test_passwords_that_are_not_struck_out_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(db, "_PASSWORD", re.compile(r"(?<=://)([^:/@\s]*):[^@\s]+@|(password\s*=\s*)\S+"))
     assert fuzz.LEAK in told(kinds()["URL in an error"], 200)
+
+
+@pytest.mark.parametrize("shown", ["page", "message"])
+def test_a_page_or_a_message_that_shows_it_is_found(url: str, monkeypatch: pytest.MonkeyPatch, shown: str) -> None:
+    """They get the run with what the user's error says; the table, the log and the command do not."""
+    with bad_inputs_at_work.world(url) as made:
+        known = {kind.name: kind for kind in bad_inputs_at_work.with_database(made)}["run that fails"]
+        given = ("RuntimeError", f"cannot reach postgresql://me:{bad_inputs.CANARY}@127.0.0.1:1/db")
+        kind = bad_inputs.Kind("made", 1, lambda _: given, known.take, known.foreign)
+        assert told(kind, 1) == ""
+        if shown == "page":
+            real = page._headline
+            monkeypatch.setattr(page, "_headline", lambda *args: f"{real(*args)} {given[1]}")
+        else:
+            write = deliver.write
+            monkeypatch.setattr(deliver, "write", lambda *args: _with(write(*args), given[1]))
+        assert fuzz.LEAK in told(kind, 1)
+
+
+def _with(message: Any, text: str) -> Any:
+    return dataclasses.replace(message, payload={**message.payload, "text": text})
 
 
 def test_a_secret_in_another_form_is_found() -> None:
@@ -111,9 +136,19 @@ def test_an_error_of_pythons_own_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert "TypeError in names" in told(bad_inputs.Kind("made", 1, lambda _: given, take), 1)
 
 
-def test_an_error_that_says_nothing_is_found() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "something went wrong in line 3",
+        "I do not take this",
+        "cannot see this at all here",
+        "invalid literal for int() with base 10: 'x'",
+        "mend it",
+    ],
+)
+def test_an_error_that_says_no_cure_is_found(text: str) -> None:
     def take(_given: Any, _told: Any) -> None:
-        raise BadInputError("bad value")
+        raise BadInputError(text)
 
     assert "no cure" in told(bad_inputs.Kind("made", 1, lambda _: None, take), 1)
 
@@ -123,7 +158,7 @@ def test_a_walk_that_finds_no_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> Non
     never = ("0 0 30 2 *", "UTC", {}, "a", bad_inputs.datetime(2024, 1, 1, tzinfo=bad_inputs.UTC))
     assert told(repeating("cron and zone", never), 1) == ""
     monkeypatch.setattr(cron, "_can_fire", lambda line: True)
-    assert "more than 0.3 s" in told(repeating("cron and zone", never), 1)
+    assert "more than 0.3 s of the processor" in told(repeating("cron and zone", never), 1)
 
 
 def test_a_pattern_that_tries_everything_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +166,34 @@ def test_a_pattern_that_tries_everything_is_cut(monkeypatch: pytest.MonkeyPatch)
     text = "9" * 60
     assert told(repeating("duration", text), 1) == ""
     monkeypatch.setattr(duration, "_WHOLE", re.compile(r"(?:(?:\d+\.?\d*)+(ms|[dhms]))+"))
-    assert "more than 0.3 s" in told(repeating("duration", text), 1)
+    assert "more than 0.3 s of the processor" in told(repeating("duration", text), 1)
+
+
+def test_who_waits_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz, "WAIT", 0.3)
+    assert "more than 0.3 s in take" in told(bad_inputs.Kind("made", 1, lambda _: None, _sleeps), 1)
+
+
+def _sleeps(_given: Any, _told: Any) -> None:
+    def take() -> None:
+        time.sleep(5)
+
+    take()
+
+
+def test_a_function_is_known_by_what_it_has_at_hand_however_deep_that_is_or_where_it_holds_itself() -> None:
+    def made_with(given: Any) -> str | None:
+        def work(batch: Any) -> Any:
+            return given
+
+        return spec.work_hash(due.NewRows("source", "id"), work)
+
+    cyclic: list[Any] = [1]
+    cyclic += [cyclic, cyclic]
+    deep = bad_inputs_at_work._deep(100_000, lambda x: [x])
+    record = dg.MetadataValue.text("a")  # a tuple that cannot be gone through
+    different = [deep, cyclic, record, [record], [1], [2], {"a": [1]}]
+    assert len({made_with(each) for each in different}) == len(different)
 
 
 def test_rows_that_the_driver_refuses_in_its_own_words_are_found(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """However long the history is, whoever works, looks or prunes reads as much of it: buffers and rows, no time is taken.
 
-Long: GAFFER_HISTORY_ROWS=10000000, or python -m tests.evidence.history.
+Long: GAFFER_HISTORY_ROWS=10000000, or ./dev history.
 """
 
 from __future__ import annotations
