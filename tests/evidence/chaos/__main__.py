@@ -75,7 +75,7 @@ def sit(seed: int, faults: int, state: Path | None, before: list[ledger.Sitting]
             here = folder / f"round-{sitting.rounds}"
             name, of_dagster = f"{seed}/{sitting.rounds}", dagster and sitting.rounds % EVERY == 0
             judged = (
-                rounds.play(made, databases, here, name, min(OF_DAGSTER, left), dagster=True, rate=SLOWLY)
+                rounds.play(made, databases, here, name, min(OF_DAGSTER, left), daemons=2, rate=SLOWLY)
                 if of_dagster
                 else rounds.play(made, databases, here, name, min(ROUND, left))
             )

@@ -29,7 +29,7 @@ BOUND = 30.0
 """Seconds in which every job must have got on, whatever was done to it."""
 BOUND_WITH_DAGSTER = 2 * BOUND
 """The same where Dagster's processes take the processors from those that are judged."""
-_PATIENCE = 120.0
+_PATIENCE, _PATIENCE_WITH_DAGSTER = 120.0, 300.0
 
 
 @dataclass
@@ -74,14 +74,15 @@ def play(
     only: str | None = None,
     variant: str | None = None,
     enough: Callable[[Scene], bool] = lambda made: False,
-    dagster: bool = False,
+    daemons: int | None = None,
     rate: float = RATE,
 ) -> Judged:
-    """A round of so many faults, or until it is `enough`. `weights`: in place of those of the table. One that cannot be
-    played to its end is judged, too: by what came in between."""
-    judged = Judged(seed, [], Counter(), is_of_dagster=dagster)
+    """A round of so many faults, or until it is `enough`. `weights`: in place of those of the table; `daemons`: of a
+    Dagster that is at work, so many; with none, whatever is launched is run at once, and nothing else is. A round that
+    cannot be played to its end is judged, too: by what came in between."""
+    judged = Judged(seed, [], Counter(), is_of_dagster=daemons is not None)
     try:
-        with scene(gear, databases, folder, seed, only=only, variant=variant, dagster=dagster) as made:
+        with scene(gear, databases, folder, seed, only=only, variant=variant, daemons=daemons) as made:
             judged.faults = made.counts
             return _play(made, count, faults.possible(made.ways) if weights is None else weights, rate, enough)
     except Exception:
@@ -107,7 +108,8 @@ def _play(
     _strike(made, count, weights, rate, enough)
     made.undo_all()
     healed_at = time.monotonic()
-    is_drained = _drain(made, healed_at)
+    patience = _PATIENCE if made.dagster is None else _PATIENCE_WITH_DAGSTER
+    is_drained = _drain(made, patience)
     for actor in reversed(made.cast):
         actor.stop()
     _close(made)
@@ -115,7 +117,7 @@ def _play(
     found = checker.check(facts, bound=BOUND if made.dagster is None else BOUND_WITH_DAGSTER)
     found += [Finding("actors", text) for text in made.broken]
     if not is_drained:
-        found.append(Finding("progress", f"not every job did what was due within {_PATIENCE:g} s after the end", ()))
+        found.append(Finding("progress", f"not every job did what was due within {patience:g} s after the end", ()))
     if made.dagster is not None:
         found += statuses.check(facts.history, made.dagster.runs, dagsters.rows(made.url))
     known, total = checker.verdicts(facts), sum(weights.values())
@@ -149,12 +151,13 @@ def _strike(
         made.wait(time.monotonic() + made.chance.expovariate(rate))
 
 
-def _drain(made: Scene, healed_at: float) -> bool:
+def _drain(made: Scene, patience: float) -> bool:
     """Writers stop; then every job is run until it has nothing to do, also what waits to be tried again. False: that
     takes too long."""
+    until = time.monotonic() + patience
     made.writers.stop()
     mark, passes = _mark(made), 0
-    while time.monotonic() < healed_at + _PATIENCE:
+    while time.monotonic() < until:
         made.wait(time.monotonic() + 0.1)
         if all(_has_got_on(made, spec, mark) for spec in made.specs):
             waits = _ask(made, "select from gaffer.job_item where parked_at is null limit 1")

@@ -99,7 +99,8 @@ def gear(folder: Path) -> Generator[Gear]:
 
 
 class Scene:
-    """One round. `only`: of the jobs, this one; `variant`: a broken protocol in place of the product's."""
+    """One round. `only`: of the jobs, this one; `variant`: a broken protocol in place of the product's; `daemons`: of a
+    Dagster that is at work, so many."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class Scene:
         *,
         only: str | None = None,
         variant: str | None = None,
-        dagster: bool = False,
+        daemons: int | None = None,
         lease: timedelta = jobs.LEASE,
     ) -> None:
         self.gear, self.url, self.folder, self.seed = gear, url, folder, seed
@@ -129,10 +130,10 @@ class Scene:
         self._connection: db.Connection | None = None
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self.engines = Engines(self, self._seats(dagster))
+        self.engines = Engines(self, self._seats(daemons is not None))
         self.writers = Writers(self)
         self.cast: list[Actor] = [self.engines, self.writers]
-        self.dagster = Dagster(self, self._of_dagster(), 0 if variant else 2) if dagster else None
+        self.dagster = None if daemons is None else Dagster(self, self._of_dagster(), daemons)
         if self.dagster is not None:
             self.ways["dagster"] = url
             self.cast.append(self.dagster)
@@ -230,7 +231,7 @@ def scene(
     *,
     only: str | None = None,
     variant: str | None = None,
-    dagster: bool = False,
+    daemons: int | None = None,
     lease: timedelta = jobs.LEASE,
 ) -> Generator[Scene]:
     """A round's scene, with its tables, before anybody is at work."""
@@ -245,7 +246,7 @@ def scene(
         if variant is not None:
             variants.install(url, variant)
         with processes.Engines() as started:
-            made = Scene(gear, url, folder, seed, started, only=only, variant=variant, dagster=dagster, lease=lease)
+            made = Scene(gear, url, folder, seed, started, only=only, variant=variant, daemons=daemons, lease=lease)
             # On the database's own durability no promise depends.
             if variant == "durability is not raised" or random.Random(f"{seed}/durability").random() < 0.5:
                 name = db.parse_url(url)["dbname"]
