@@ -231,6 +231,7 @@ def test_an_error_that_no_fault_explains_is_found() -> None:
     }
     for told, fault in (
         ("AdminShutdown: terminating connection", "terminate backend 7"),
+        ("GafferError: the process that started this run is gone", "kill the run of a step working"),
         ("BatchEndedError: took too long", "stop engine-1"),
         ("ClockSkewError: 11 minutes apart", "database's clock 0:11:00"),
         ("LeaseLostError: the answer of the lease was lost", "cut before the message is sent acquire"),

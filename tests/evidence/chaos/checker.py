@@ -46,6 +46,8 @@ EXPLAINED: Mapping[str, Sequence[str]] = {
     "DeadlinePassedError": (*_STOPS, *_CLOCKS),
     "ClockSkewError": _CLOCKS,
     **dict.fromkeys(_SIGNALS, ("terminate a run of Dagster's",)),
+    # The run of a step is gone, and its step hears of it.
+    "GafferError": ("kill the run of a step",),
     # A batch that took too long, or whose statement the keeper cancelled, since the run has lost its lease.
     "BatchEndedError": (*_STOPS, *_CONNECTIONS),
     "IdleInTransactionSessionTimeout": (*_STOPS, *_CONNECTIONS),
