@@ -25,7 +25,7 @@ from tests.support.faults import say
 
 SEED = int(os.environ.get("GAFFER_CHAOS_SEED", 0)) or random.SystemRandom().randrange(1, 1_000_000)
 FAULTS = int(os.environ.get("GAFFER_CHAOS_FAULTS", 1_000))
-_ROUNDS = 4
+_ROUNDS, _RATE = 3, 30
 pytestmark = pytest.mark.timeout(400 + FAULTS)
 
 
@@ -48,7 +48,7 @@ def judged(made: Gear, databases: Databases, tmp_path_factory: pytest.TempPathFa
     for number in range(_ROUNDS):
         count = FAULTS * (number + 1) // _ROUNDS - FAULTS * number // _ROUNDS
         folder = tmp_path_factory.mktemp("rounds") / "round"
-        found.append(rounds.play(made, databases, folder, f"{SEED}/{number}", count))
+        found.append(rounds.play(made, databases, folder, f"{SEED}/{number}", count, rate=_RATE))
         say(found[-1].summary())
     return found
 

@@ -179,7 +179,9 @@ def _terminate(scene: Scene) -> None:
 
 def _cut(scene: Scene) -> None:
     """The connection dies with a message of the line under way."""
-    proxy = scene.chance.choice([proxy for proxy in (scene.gear.proxy, scene.gear.far_proxy) if proxy is not None])
+    proxies = {"proxy": scene.gear.proxy, "network": scene.gear.far_proxy}
+    proxy = proxies[scene.chance.choice(sorted({worker.way for worker in scene.engines.workers} & proxies.keys()))]
+    assert proxy is not None
     if not proxy.is_through:
         return  # the one before has not found its message yet
     function = scene.chance.choice(["commit_batch"] * 6 + ["acquire", "end_run"])
