@@ -53,6 +53,11 @@ class Proxy:
         """One more cut, behind those that are still to be made."""
         self._cuts.append((function, when))
 
+    def take_back(self) -> bool:
+        """No cut is made from now on. False: none was left to make."""
+        left, self._cuts = self._cuts, []
+        return bool(left)
+
     async def start(self, host: str) -> asyncio.AbstractServer:
         server = await asyncio.start_server(self._serve, host, 0)
         port = server.sockets[0].getsockname()[1]
@@ -60,8 +65,9 @@ class Proxy:
         return server
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        if self._cuts and self._cuts[0][0] == "connect":
-            self._cuts.pop(0)
+        cuts = self._cuts
+        if cuts and cuts[0][0] == "connect":
+            cuts.pop(0)
             to_client.transport.abort()
             return
         host, port = self._parts.get("host") or "/tmp", int(self._parts.get("port") or 5432)  # noqa: S108 — as libpq
@@ -92,9 +98,9 @@ class Proxy:
         while True:
             size = await client.readexactly(4)
             body = await client.readexactly(struct.unpack("!i", size)[0] - 4)
-            cut = Cut.NONE
-            if self._cuts and f"gaffer.{self._cuts[0][0]}(".encode() in body:
-                cut = self._cuts.pop(0)[1]
+            cut, cuts = Cut.NONE, self._cuts
+            if cuts and f"gaffer.{cuts[0][0]}(".encode() in body:
+                cut = cuts.pop(0)[1]
             if cut is Cut.BEFORE:
                 return
             if cut is not Cut.NONE:

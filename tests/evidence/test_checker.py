@@ -225,12 +225,73 @@ def test_items_that_are_not_the_rows_are_found() -> None:
 
 def test_an_error_that_no_fault_explains_is_found() -> None:
     facts = rows()
-    ended = Line(9.0, "ended", job="copy", run=4, note="failed", error="ValueError: too many values to unpack")
+    ended = Line(9.0, "ended", job="copy", note="failed", error="ValueError: too many values to unpack")
     assert found(replace(facts, history=[*facts.history, ended])) == {
         "endings": "a run of copy raised ValueError: too many values to unpack"
     }
-    explained = replace(ended, error="LeaseLostError: fence 4 is no longer current")
-    assert found(replace(facts, history=[*facts.history, explained])) == {}
+    for told, fault in (
+        ("AdminShutdown: terminating connection", "terminate backend 7"),
+        ("GafferError: the process that started this run is gone", "kill the run of a step working"),
+        ("BatchEndedError: took too long", "stop engine-1"),
+        ("ClockSkewError: 11 minutes apart", "database's clock 0:11:00"),
+        ("LeaseLostError: the answer of the lease was lost", "cut before the message is sent acquire"),
+    ):
+        lines = [*facts.history, replace(ended, error=told)]
+        assert found(replace(facts, history=lines)) == {"endings": f"a run of copy raised {told}"}
+        assert found(replace(facts, history=[Line(0.0, "fault", note=fault), *lines])) == {}
+        late = Line(60.0, "fault", note=fault)
+        assert "endings" in found(replace(facts, history=[*lines, late]))
+
+
+def test_a_signal_is_explained_by_the_end_of_the_round() -> None:
+    facts = rows()
+    ended = Line(9.0, "ended", job="copy", error="Interrupted: signal 15")
+    assert found(replace(facts, history=[*facts.history, ended])) == {}
+    early = replace(facts, history=[*facts.history, ended], healed=9.5)
+    assert found(early)["endings"] == "a run of copy raised Interrupted: signal 15"
+
+
+def lost(outcome: str, *, fence: int, before: bool = True) -> Facts:
+    """A run of fence 5 was told that its lease is lost; fence 6 was handed out in its slot, before its end or after."""
+    facts = rows()
+    error = "LeaseLostError: fence 5 is no longer current"
+    taken, ended = (
+        Event(100, "acquired", "copy", 0, None, fence, "lease 6", None, 100),
+        Event(101, "ended", "copy", 0, 5, None, None, outcome, 101),
+    )
+    return replace(
+        facts,
+        history=[
+            Line(0.0, "fault", note="release fence 5"),
+            *facts.history,
+            Line(9.0, "ended", job="copy", run=5, note="lost_lease", error=error),
+            Line(9.5, "ended", job="copy", note="succeeded"),
+        ],
+        runs=[*facts.runs, RunRow(5, "copy", 0, outcome, 5, 0, 0)],
+        events=[*facts.events, taken if before else replace(taken, id=102), ended],
+    )
+
+
+def test_a_lease_that_is_lost_though_nobody_took_it_is_found() -> None:
+    assert found(lost("abandoned", fence=6)) == {}
+    told = "run 5 of copy lost its lease, which nobody had taken: LeaseLostError: fence 5 is no longer current"
+    assert found(lost("lost_lease", fence=5)) == {"endings": told}
+    assert found(lost("lost_lease", fence=6, before=False)) == {"endings": told}
+
+
+def test_a_run_that_was_told_to_have_lost_its_lease_and_has_succeeded_is_found() -> None:
+    assert found(lost("succeeded", fence=6)) == {
+        "endings": "run 5 of copy was told that it ended lost_lease, and is succeeded"
+    }
+
+
+def test_an_end_whose_answer_was_lost_may_be_better_than_was_told() -> None:
+    facts = rows()
+    lines = [
+        replace(line, note="failed", error="AdminShutdown: the end") if (line.what, line.run) == ("ended", 2) else line
+        for line in facts.history
+    ]
+    assert found(replace(facts, history=[Line(0.0, "fault", note="terminate"), *lines])) == {}
 
 
 def test_an_ending_that_is_lost_is_found() -> None:
@@ -295,9 +356,13 @@ def test_a_row_of_the_queue_that_is_not_what_it_says_is_found(key: str, item: It
 def test_a_row_is_parked_for_cause_where_its_process_died_each_time() -> None:
     facts = queue()
     charged = [Line(0.5, "charged", job="queue", keys=("3",)) for _ in range(ATTEMPTS)]
-    assert (
-        found(replace(facts, history=[*facts.history, *charged], items={**facts.items, "3": Item(True, 3, True)})) == {}
-    )
+    parked = replace(facts, items={**facts.items, "3": Item(True, 3, True)})
+    assert found(replace(parked, history=[*facts.history, *charged])) == {}
+    # The rows of another job have the same numbers.
+    heard = [Line(0.6, "acknowledged", job="copy", keys=("3",))]
+    assert found(replace(parked, history=[*facts.history, *charged, *heard])) == {}
+    elsewhere = [replace(line, job="copy") for line in charged]
+    assert "queue" in found(replace(parked, history=[*facts.history, *elsewhere]))
 
 
 # ── progress, and the rest ───────────────────────────────────────────────────────────────────────────────────────────
@@ -312,8 +377,18 @@ def test_a_job_that_does_not_get_on_is_found_unless_it_could_not() -> None:
     assert checker.longest_gap(replace(late, impaired=[(6.0, 50.0)])) < 10
 
 
-def test_a_job_that_is_not_run_any_more_is_found() -> None:
-    assert found(replace(rows(), healed=1_000.0)) == {"progress": "copy was not run any more after the last fault"}
+def test_a_job_that_does_not_get_on_up_to_the_end_is_found() -> None:
+    facts = rows()
+    busy = replace(facts, history=[*facts.history, Line(60.0, "ended", job="copy", note="busy")])
+    assert "copy did not get on for 5" in found(busy, bound=20)["progress"]
+
+
+def test_a_job_that_gets_nothing_done_any_more_is_found() -> None:
+    told = {"progress": "copy did not get on any more after the last fault"}
+    assert found(replace(rows(), healed=1_000.0)) == told
+    facts = rows()
+    failing = Line(11.5, "ended", job="copy", note="busy")
+    assert found(replace(facts, history=[*facts.history, failing], healed=11.2)) == told
 
 
 def test_how_soon_every_job_got_on_is_told() -> None:

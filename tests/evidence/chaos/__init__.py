@@ -3,6 +3,7 @@
     ./dev chaos --seed 7 --faults 1000                    one sitting
     ./dev chaos --state chaos.json --faults 20000         one of many: goes on with the next seed, and adds
     ./dev chaos --state chaos.json --report               writes benchmarks/reliability.md
+    ./dev chaos --variant "time-only lease"               a protocol that is known to be wrong, which must be found
 
 A sitting is made of rounds. A round has a database of its own; in it the jobs of `jobs.py` are run by the actors, while
 faults are drawn from the one table in `faults.py`. Then everything is mended, the jobs do what is due, and what the
@@ -18,6 +19,7 @@ workers have written into the history (`history.py`) is compared with what the d
     dagster_faults.py  what happens to its processes; and statuses.py: whether what it says of its runs is so
     scene.py     what one round is played on: its server, ways to it, database, actors, and what is to be undone
     rounds.py    one round, from an empty database to the findings
+    broken.py    protocols that are known to be wrong, and what finds them
     ledger.py    the state file of many sittings, and the report made from it
 
 An actor is added as a class with `start`, `mend` (start again what has died) and `stop` (no new work; what is at work

@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,9 @@ import psycopg
 
 from gaffer_dagster.engine.run import Run, open_run
 from gaffer_dagster.engine.steps import Station
-from gaffer_dagster.store import pending_rows
+from gaffer_dagster.store import db, pending_rows
 from gaffer_dagster.testing.processes import Ending, Engine, Way
+from gaffer_dagster.testing.waits import PATIENCE
 from tests.evidence.chaos import jobs
 from tests.evidence.chaos.board import Board
 from tests.evidence.chaos.history import Recorder
@@ -46,6 +48,7 @@ class Part:
     network: str | None = None
     job: str | None = None
     tick: Any = None
+    lease: timedelta = jobs.LEASE
     pause: float = 0.2
     """Seconds between two runs, at most. Who knocks without a pause keeps the holder from ending."""
 
@@ -109,7 +112,7 @@ def _run(part: Part, board: Board, attempts: jobs.Attempts, number: int) -> Base
     error: BaseException | None = None
     try:
         with open_run(
-            attempts.spec, part.url, log=plain.LOG, observe=observe, lease=jobs.LEASE, worker_clock=board.now,
+            attempts.spec, part.url, log=plain.LOG, observe=observe, lease=part.lease, worker_clock=board.now,
             trigger="manual" if part.tick is None else "schedule", tick=part.tick,
         ) as run:  # fmt: skip
             attempts.run = run
@@ -123,11 +126,11 @@ def _run(part: Part, board: Board, attempts: jobs.Attempts, number: int) -> Base
 
 
 class Worker:
-    """One engine process. `is_ordered`: it is to stop, or to die, at a place."""
+    """One engine process. `is_ordered`: it is to stop, or to die, at a place; `may_die`: somebody wants it to."""
 
     def __init__(self, engine: Engine, part: Part, way: str) -> None:
         self.engine, self.part, self.way = engine, part, way
-        self.is_stopped = self.is_ordered = False
+        self.is_stopped = self.is_ordered = self.may_die = False
 
     @property
     def is_alive(self) -> bool:
@@ -150,8 +153,15 @@ class Engines:
     def mend(self) -> None:
         for number, worker in enumerate(self.workers):
             if not worker.is_alive:
+                if not worker.may_die:
+                    self._scene.broken.append(f"{worker.part.who} died, and nobody had killed it")
                 self.workers[number] = self._start(number, worker.way)
-        self._guests = [guest for guest in self._guests if guest.is_alive]
+        for guest in [guest for guest in self._guests if not guest.is_alive]:
+            self._guests.remove(guest)
+            try:
+                guest.engine.ends()
+            except EOFError:
+                self._scene.broken.append(f"{guest.part.who} died, and nobody had killed it")
 
     def invite(self, job: str, tick: Any) -> None:
         """One more, which runs this job once."""
@@ -180,7 +190,7 @@ class Engines:
         scene.board.works_on(seat, None)
         part = Part(
             scene.ways[way], scene.folder, f"engine-{self._started}", seat, scene.seed, scene.only, scene.variant,
-            scene.gear.namespace if way == "network" else None,
+            scene.gear.namespace if way == "network" else None, lease=scene.lease,
             pause=0.2 if scene.dagster is None else 1.0, **given,
         )  # fmt: skip
         return Worker(scene.processes.add(perform, part), part, way)
@@ -190,7 +200,7 @@ class Writers:
     """Add rows, in transactions of which some stay open for 50 to 300 ms and some are rolled back."""
 
     def __init__(self, scene: Scene, count: int = 3) -> None:
-        self._url = scene.url
+        self._scene = scene
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._live, args=[random.Random(f"{scene.seed}/writer {number}")], daemon=True)
@@ -207,13 +217,19 @@ class Writers:
     def stop(self) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join()
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), "a writer hangs"
 
     def _live(self, chance: random.Random) -> None:
         while not self._stop.is_set():
-            with contextlib.suppress(psycopg.Error), plain.connect(self._url) as connection:
-                while not self._stop.is_set():
-                    self._write(connection, chance)
+            try:
+                with plain.connect(self._scene.url) as connection:
+                    while not self._stop.is_set():
+                        self._write(connection, chance)
+            except psycopg.Error as error:
+                if not db.lost_connection(error):
+                    self._scene.broken.append(f"a writer ended with {error!r}")
+                    return
             self._stop.wait(0.1)
 
     def _write(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:

@@ -25,25 +25,41 @@ from itertools import pairwise
 from typing import Any
 
 import gaffer_dagster as gd
-from tests.evidence.chaos.history import Line
+from tests.evidence.chaos.history import MOVED, Line
 from tests.evidence.chaos.jobs import ATTEMPTS, BEGAN_AT, is_bad
 
 _SHOWN = 12
 """Lines of the history with a finding."""
 
-EXPLAINED = frozenset(
-    {
-        # Of ours: somebody else took over, a clock is wrong, the server is away, a signal came.
-        "LeaseLostError", "DeadlinePassedError", "ClockSkewError", "DatabaseUnavailableError", "Interrupted",
-        # A batch that took too long, since its process was stopped.
-        "BatchEndedError", "IdleInTransactionSessionTimeout", "TransactionTimeout", "QueryCanceled",
-        # A connection that was lost more often than a batch is tried.
-        "OperationalError", "AdminShutdown", "CrashShutdown", "CannotConnectNow",
-        # So PgBouncer says that it cannot reach the server.
-        "ProtocolViolation",
-    }
+_STOPS = ("stop", "kill the run of a step, stop the step")
+_CONNECTIONS = ("terminate", "cut", "pooler restart", "network drop", "server crash")
+_CLOCKS = ("clock", "database's clock", "server crash", MOVED)
+_LOST = dict.fromkeys(
+    # The last one: so PgBouncer says that it cannot reach the server.
+    ("DatabaseUnavailableError", "OperationalError", "AdminShutdown", "CrashShutdown", "CannotConnectNow",
+     "ProtocolViolation"), (*_STOPS, *_CONNECTIONS),
 )  # fmt: skip
-"""What a run may raise under these faults."""
+_SIGNALS = ("Interrupted", "DagsterExecutionInterruptedError")
+EXPLAINED: Mapping[str, Sequence[str]] = {
+    # Somebody else took over, or the lease was released; of which more is asked.
+    "LeaseLostError": ("",),
+    "DeadlinePassedError": (*_STOPS, *_CLOCKS),
+    "ClockSkewError": _CLOCKS,
+    **dict.fromkeys(_SIGNALS, ("terminate a run of Dagster's",)),
+    # The run of a step is gone, and its step hears of it.
+    "GafferError": ("kill the run of a step",),
+    # A batch that took too long, or whose statement the keeper cancelled, since the run has lost its lease.
+    "BatchEndedError": (*_STOPS, *_CONNECTIONS),
+    "IdleInTransactionSessionTimeout": (*_STOPS, *_CONNECTIONS),
+    "TransactionTimeout": (*_STOPS, *_CONNECTIONS),
+    "QueryCanceled": (*_STOPS, *_CONNECTIONS, *_CLOCKS, "release"),
+    # A connection that was lost more often than a batch is tried.
+    **_LOST,
+}
+"""What a run may raise, and how the notes begin of the faults that explain it."""
+_SEEN_LATE = 10.0
+"""Seconds after a fault in which it was noted."""
+_WELL = {"succeeded", "partial", "capped"}
 
 
 @dataclass(frozen=True)
@@ -299,18 +315,60 @@ def _runs(facts: Facts) -> Iterator[Finding]:
 
 
 def _endings(facts: Facts) -> Iterator[Finding]:
-    for line in facts.history:
-        if line.what == "ended" and line.error is not None and line.error.split(":")[0] not in EXPLAINED:
-            lines = [each for each in facts.history if (each.run and each.run == line.run) or each is line]
-            yield Finding("endings", f"a run of {line.job} raised {line.error}", lines[-_SHOWN:])
-    outcomes = {run.id: run.outcome for run in facts.runs}
-    for line in facts.history:
-        # What a run that was taken from heard need not have got into its row.
-        if line.what == "ended" and line.run is not None and line.note in ("succeeded", "partial", "capped", "busy"):
-            outcome = outcomes.get(line.run, "not there")
-            if outcome != line.note:
-                text = f"run {line.run} of {line.job} was told that it ended {line.note}, and is {outcome}"
-                yield Finding("endings", text, _of_run(facts, line.run))
+    faults = [line for line in facts.history if line.what == "fault"]
+    runs = {run.id: run for run in facts.runs}
+    taken = _taken(facts)
+    for line in [line for line in facts.history if line.what == "ended"]:
+        run = None if line.run is None else runs.get(line.run)
+        error = None if line.error is None else line.error.split(":")[0]
+        told = (
+            [f"a run of {line.job} raised {line.error}"]
+            if error and not _is_explained(line, error, faults, facts)
+            else []
+        )
+        if error == "LeaseLostError" and run is not None and run.id not in taken:
+            told.append(f"run {run.id} of {line.job} lost its lease, which nobody had taken: {line.error}")
+        outcome = "not there" if run is None else run.outcome
+        if line.run is not None and not _fits(line.note, error, outcome):
+            told.append(f"run {line.run} of {line.job} was told that it ended {line.note}, and is {outcome}")
+        for text in told:
+            about = [each for each in facts.history if (each.run and each.run == line.run) or each is line]
+            yield Finding("endings", text, about[-_SHOWN:])
+
+
+def _is_explained(line: Line, error: str, faults: Sequence[Line], facts: Facts) -> bool:
+    if error in _SIGNALS and line.at > facts.healed:
+        return True  # the round is over
+    beginnings = tuple(EXPLAINED.get(error, ()))
+    return any(fault.note.startswith(beginnings) for fault in faults if fault.at <= line.at + _SEEN_LATE)
+
+
+def _taken(facts: Facts) -> set[int]:
+    """The runs before whose end somebody got a higher fence of their slot, or released it, which raises the fence."""
+    ends: dict[int | None, int] = {}
+    raised: dict[tuple[str, int | None], list[Event]] = defaultdict(list)
+    for event in facts.events:
+        if event.what in ("ended", "ended again"):
+            ends[event.run] = event.id
+        elif event.what == "acquired":
+            raised[event.job, event.slot].append(event)
+    return {
+        run.id
+        for run in facts.runs
+        if any(
+            each.id < ends.get(run.id, 0) and (each.fence or 0) > (run.fence or 0) for each in raised[run.job, run.slot]
+        )
+    }
+
+
+def _fits(told: str, error: str | None, outcome: str) -> bool:
+    """What a run was told of its end, and what its row says. Who was taken for dead need not have been told."""
+    if told in _WELL or told == "busy":
+        return outcome == told
+    if outcome in ("abandoned", "lost_lease") or (told == "running" and error in _SIGNALS):
+        return True
+    # It had ended otherwise before, and the answer was lost.
+    return told == outcome or (outcome in _WELL and (error in _LOST or error in _SIGNALS))
 
 
 # ── what is done ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -376,13 +434,13 @@ def _of_time(
 
 
 def _queue(facts: Facts) -> Iterator[Finding]:
-    charged: Counter[str] = Counter()
-    for line in facts.history:
-        if line.what == "charged":
-            charged[line.keys[0]] += 1
-        elif line.what == "acknowledged" and len(line.keys) == 1:
-            charged[line.keys[0]] -= 1
     for job in [job for job, kind in facts.kinds.items() if kind.of == "queue"]:
+        charged: Counter[str] = Counter()
+        for line in [line for line in facts.history if line.job == job]:
+            if line.what == "charged":
+                charged[line.keys[0]] += 1
+            elif line.what == "acknowledged" and len(line.keys) == 1:
+                charged[line.keys[0]] -= 1
         done = {row.key for row in facts.written if row.job == job}
         for key, item in facts.items.items():
             told = _of_item(key, item, key in done, charged[key])
@@ -418,7 +476,7 @@ def _gaps(facts: Facts) -> Iterator[tuple[str, float, float]]:
         if _is_well(line) and line.job in steps:
             steps[line.job].append(line.at)
     for job, times in steps.items():
-        for since, until in pairwise(times):
+        for since, until in pairwise([*times, *(line.at for line in facts.history[-1:])]):
             # Counted anew from the end of whatever kept it from working.
             ends = [end for start, end in facts.impaired if start < until and since < end]
             since = min(until, max([since, *ends]))
@@ -449,9 +507,10 @@ def _progress(facts: Facts, bound: float) -> Iterator[Finding]:
             text = f"{job} did not get on for {until - since:.1f} s from {since:.3f} on; the bound is {bound:g} s"
             yield Finding("progress", text, lines[-3 * _SHOWN :])
     for job in facts.kinds:
-        well = [line for line in facts.history if line.job == job and line.at > facts.healed and line.what == "ended"]
-        if not well and facts.history:
-            yield Finding("progress", f"{job} was not run any more after the last fault")
+        if facts.history and not any(
+            line.job == job and line.at > facts.healed and _is_well(line) for line in facts.history
+        ):
+            yield Finding("progress", f"{job} did not get on any more after the last fault")
 
 
 def _invariants(facts: Facts) -> Iterator[Finding]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
 from gaffer_dagster.engine.steps import Station
+from gaffer_dagster.errors import JobHeldError
 from gaffer_dagster.store import operations
-from gaffer_dagster.testing.proxy import Cut, Proxy
+from gaffer_dagster.testing.proxy import Cut
 from tests.evidence.chaos import dagster_faults
 from tests.evidence.chaos.actors import Worker
 from tests.evidence.chaos.jobs import CHAOS, LEASE
@@ -18,6 +20,8 @@ from tests.support import variants
 from tests.support.processes import WORKING
 
 _PAST = LEASE.total_seconds()
+CUTS = [f"cut {when}" for when in Cut if when is not Cut.NONE]
+"""What is counted of `cut`."""
 _AT_WORK = 2
 """So many engines are never stopped."""
 
@@ -39,6 +43,15 @@ def draw(scene: Scene, weights: Mapping[str, float]) -> Fault:
 def possible(ways: Mapping[str, str]) -> dict[str, float]:
     """The weights of the faults that can be on a scene with these ways."""
     return {name: fault.weight for name, fault in TABLE.items() if fault.needs is None or fault.needs in ways}
+
+
+def missed(expected: Mapping[str, float], struck: Mapping[str, int]) -> list[str]:
+    """What was expected to strike ten times or more, and never did."""
+    return [
+        name
+        for name, count in expected.items()
+        if count >= 10 and not any(kind == name or (name == "cut" and kind in CUTS) for kind in struck)
+    ]
 
 
 # ── to a process ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -92,6 +105,7 @@ def _kill(scene: Scene) -> None:
     worker = _victim(scene)
     if worker is not None:
         job = _job_of(scene, worker)
+        worker.may_die = True
         worker.engine.kill()
         scene.struck("kill", worker.part.who, job)
 
@@ -116,7 +130,7 @@ def _at_place(scene: Scene, name: str, place: str, *, kill: bool) -> None:
             worker.is_ordered = False
 
     board.order(seat, place, kill=kill)
-    worker.is_ordered = True
+    worker.is_ordered, worker.may_die = True, worker.may_die or kill
     scene.later(0.02, look)
 
 
@@ -165,8 +179,9 @@ def _terminate(scene: Scene) -> None:
 
 def _cut(scene: Scene) -> None:
     """The connection dies with a message of the line under way."""
-    proxies: list[Proxy] = [scene.gear.proxy]
-    proxy = scene.chance.choice(proxies)
+    proxies = {"proxy": scene.gear.proxy, "network": scene.gear.far_proxy}
+    proxy = proxies[scene.chance.choice(sorted({worker.way for worker in scene.engines.workers} & proxies.keys()))]
+    assert proxy is not None
     if not proxy.is_through:
         return  # the one before has not found its message yet
     function = scene.chance.choice(["commit_batch"] * 6 + ["acquire", "end_run"])
@@ -174,10 +189,10 @@ def _cut(scene: Scene) -> None:
     looks = iter(range(40))
 
     def look() -> None:
-        if proxy.is_through:
-            scene.struck(f"cut {when}", function)
-        elif next(looks, None) is not None:
+        if not proxy.is_through and next(looks, None) is not None:
             scene.later(0.05, look)
+        elif not proxy.take_back():
+            scene.struck(f"cut {when}", function)
 
     proxy.cut(function, when)
     scene.later(0.02, look)
@@ -208,6 +223,7 @@ def _crash(scene: Scene) -> None:
     scene.impairs(60)
     scene.struck("server crash")
     scene.gear.crash()
+    scene.disconnect()
     scene.clock.advance(timedelta())  # what was set last may be lost
     scene.impaired[-1] = (scene.impaired[-1][0], time.monotonic())
 
@@ -250,8 +266,9 @@ def _release(scene: Scene) -> None:
     )
     if held:
         job, slot, fence = scene.chance.choice(sorted(held))
-        if operations.release(scene.connection(), job, slot, CHAOS, fence):
-            scene.struck("release", f"fence {fence}", job)
+        with suppress(JobHeldError):  # it is just committing
+            if operations.release(scene.connection(), job, slot, CHAOS, fence):
+                scene.struck("release", f"fence {fence}", job)
 
 
 TABLE: dict[str, Fault] = {
@@ -279,3 +296,5 @@ TABLE: dict[str, Fault] = {
     "kill a daemon": Fault(dagster_faults.kill_daemon, 1, "dagster"),
     "stop a daemon": Fault(dagster_faults.stop_daemon, 1, "dagster"),
 }
+KINDS = [kind for name in TABLE for kind in (CUTS if name == "cut" else [name])]
+"""All that is ever counted."""

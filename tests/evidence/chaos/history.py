@@ -6,7 +6,7 @@
     unknown        the run ended without having heard
     charged        an attempt at a row that may end its process is about to be committed
     ended          how the run ended: `note` is its outcome, `error` what it raised, if it did
-    fault          something was done to the workers; `note` says what
+    fault          something was done to the workers, or their time moves on (`MOVED`); `note` says what
 
 A worker that dies writes nothing more: what it had invoked is unknown as well. Each line is one write to a file that
 was opened before, so that it is in the kernel's hands, and outlives a kill -9.
@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+MOVED = "time moves on"
 
 
 @dataclass(frozen=True)
@@ -65,5 +67,6 @@ def read(folder: Path) -> list[Line]:
 
 def _lines(file: Path) -> Iterator[Line]:
     for text in file.read_text().splitlines():
-        told = json.loads(text)
-        yield Line(**{**told, "keys": tuple(told.get("keys", ()))})
+        told: dict[str, Any] = json.loads(text)
+        told["keys"] = tuple(told.get("keys", ()))
+        yield Line(**told)

@@ -127,9 +127,16 @@ class Attempts:
         """The run is, with this error or without."""
         self._say("unknown")
         outcome = "" if self.run is None else str(self.run.outcome)
-        told = {} if self.run is None or self.run.record is None else {"run": self.run.record.id}
+        told = {} if self.run is None else self._of_run(self.run)
         said = None if error is None else f"{type(error).__name__}: {str(error)[:300]}"
         self.recorder.write("ended", job=self.spec.name, note=outcome, error=said, **told)
+
+    def _of_run(self, run: Run) -> dict[str, Any]:
+        """Also of one whose end was not heard."""
+        grant = run._holding.grant  # pyright: ignore[reportPrivateUsage]
+        if run.record is not None:
+            return {"run": run.record.id}
+        return {} if grant is None else {"run": grant.run_id}
 
     def _say(self, what: str) -> None:
         for told in self._returned:

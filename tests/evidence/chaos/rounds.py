@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
+
+from typing_extensions import LiteralString
 
 import gaffer_dagster as gd
+from gaffer_dagster.domain.lease import LEASE
 from gaffer_dagster.engine.run import open_run
 from gaffer_dagster.testing import Databases, invariants
 from tests.evidence.chaos import checker, dagsters, faults, history, jobs, statuses
@@ -22,16 +27,22 @@ RATE = 20.0
 """Faults a second, as far as they find a victim."""
 BOUND = 30.0
 """Seconds in which every job must have got on, whatever was done to it."""
-_PATIENCE = 120.0
+BOUND_WITH_DAGSTER = 2 * BOUND
+"""The same where Dagster's processes take the processors from those that are judged."""
+_PATIENCE, _PATIENCE_WITH_DAGSTER = 120.0, 300.0
 
 
 @dataclass
 class Judged:
-    """What came of a round. `resumed`: how many seconds after the last fault every job had got on."""
+    """What came of a round. `expected`: how many faults of a kind were to be expected; `batches`: that were
+    acknowledged, of each job; `resumed`: how many seconds after the last fault every job had got on."""
 
     seed: str
     findings: list[Finding]
     faults: Counter[str]
+    expected: Counter[str] = field(default_factory=Counter[str])
+    batches: Counter[str] = field(default_factory=Counter[str])
+    is_of_dagster: bool = False
     lines: Counter[str] = field(default_factory=Counter[str])
     outcomes: Counter[str] = field(default_factory=Counter[str])
     rows: int = 0
@@ -63,35 +74,60 @@ def play(
     only: str | None = None,
     variant: str | None = None,
     enough: Callable[[Scene], bool] = lambda made: False,
-    dagster: bool = False,
+    daemons: int | None = None,
     rate: float = RATE,
 ) -> Judged:
-    """A round of so many faults, or until it is `enough`. `weights`: in place of those of the table."""
+    """A round of so many faults, or until it is `enough`. `weights`: in place of those of the table; `daemons`: of a
+    Dagster that is at work, so many; with none, whatever is launched is run at once, and nothing else is. A round that
+    cannot be played to its end is judged, too: by what came in between."""
+    judged = Judged(seed, [], Counter(), is_of_dagster=daemons is not None)
+    try:
+        with scene(gear, databases, folder, seed, only=only, variant=variant, daemons=daemons) as made:
+            judged.faults = made.counts
+            return _play(made, count, faults.possible(made.ways) if weights is None else weights, rate, enough)
+    except Exception:
+        judged.findings.append(Finding("round", traceback.format_exc()))
+        return judged
+
+
+def play_quietly(gear: Gear, databases: Databases, folder: Path, seed: str, enough: Callable[[Scene], bool]) -> Judged:
+    """A round without any fault, until it is `enough`. The lease is as long as it is at work: here nobody is to lose
+    it because the processors are busy."""
+    with scene(gear, databases, folder, seed, lease=LEASE) as made:
+        # No row of the queue is bad (`jobs.is_bad`), so that none waits to be tried again.
+        plain.execute(made.url, "alter table item alter id set increment by 97 restart with 1")
+        return _play(made, 1, {}, RATE, enough)
+
+
+def _play(
+    made: Scene, count: int, weights: Mapping[str, float], rate: float, enough: Callable[[Scene], bool]
+) -> Judged:
     began = time.monotonic()
-    with scene(gear, databases, folder, seed, only=only, variant=variant, dagster=dagster) as made:
-        for actor in made.cast:
-            actor.start()
-        _strike(made, count, weights or faults.possible(made.ways), rate, enough)
-        made.undo_all()
-        healed_at = time.monotonic()
-        is_drained = _drain(made, healed_at)
-        for actor in reversed(made.cast):
-            actor.stop()
-        _close(made)
-        facts = _facts(made, healed_at)
-        # Dagster's processes take the processors from those that are judged.
-        found = checker.check(facts, bound=BOUND if made.dagster is None else 2 * BOUND)
-        if not is_drained:
-            found.append(
-                Finding("progress", f"not every job did what was due within {_PATIENCE:g} s after the end", ())
-            )
-        if made.dagster is not None:
-            found += statuses.check(facts.history, made.dagster.runs, dagsters.rows(made.url))
-        known = checker.verdicts(facts)
+    for actor in made.cast:
+        actor.start()
+    _strike(made, count, weights, rate, enough)
+    made.undo_all()
+    healed_at = time.monotonic()
+    patience = _PATIENCE if made.dagster is None else _PATIENCE_WITH_DAGSTER
+    is_drained = _drain(made, patience)
+    for actor in reversed(made.cast):
+        actor.stop()
+    _close(made)
+    facts = _facts(made, healed_at)
+    found = checker.check(facts, bound=BOUND if made.dagster is None else BOUND_WITH_DAGSTER)
+    found += [Finding("actors", text) for text in made.broken]
+    if not is_drained:
+        found.append(Finding("progress", f"not every job did what was due within {patience:g} s after the end", ()))
+    if made.dagster is not None:
+        found += statuses.check(facts.history, made.dagster.runs, dagsters.rows(made.url))
+    known, total = checker.verdicts(facts), sum(weights.values())
     return Judged(
-        seed,
+        made.seed,
         found,
         made.counts,
+        Counter({name: made.counts.total() * weight / total for name, weight in weights.items()}),
+        Counter(line.job for line in facts.history if line.what == "acknowledged"),
+        made.dagster is not None,
         Counter(line.what for line in facts.history),
         Counter(run.outcome for run in facts.runs),
         len(facts.written),
@@ -109,20 +145,22 @@ def _strike(
     deadline = time.monotonic() + (120 if made.dagster is None else 300) + 2 * count
     while made.counts.total() < count and not enough(made):
         assert time.monotonic() < deadline, f"only {made.counts} struck"
-        with made.attempt():
-            faults.draw(made, weights).strike(made)
+        if weights:
+            with made.attempt():
+                faults.draw(made, weights).strike(made)
         made.wait(time.monotonic() + made.chance.expovariate(rate))
 
 
-def _drain(made: Scene, healed_at: float) -> bool:
+def _drain(made: Scene, patience: float) -> bool:
     """Writers stop; then every job is run until it has nothing to do, also what waits to be tried again. False: that
     takes too long."""
+    until = time.monotonic() + patience
     made.writers.stop()
     mark, passes = _mark(made), 0
-    while time.monotonic() < healed_at + _PATIENCE:
+    while time.monotonic() < until:
         made.wait(time.monotonic() + 0.1)
         if all(_has_got_on(made, spec, mark) for spec in made.specs):
-            waits = plain.query(made.url, "select from gaffer.job_item where parked_at is null limit 1")
+            waits = _ask(made, "select from gaffer.job_item where parked_at is null limit 1")
             if passes > jobs.ATTEMPTS or not waits:
                 return True
             made.move_on(timedelta(minutes=2))
@@ -132,7 +170,7 @@ def _drain(made: Scene, healed_at: float) -> bool:
 
 def _mark(made: Scene) -> dict[str, tuple[int, int]]:
     """The newest run and the number of batches of each job."""
-    found = plain.query(made.url, "select job, max(id), sum(batches)::bigint from gaffer.job_runs group by job")
+    found = _ask(made, "select job, max(id), sum(batches)::bigint from gaffer.job_runs group by job")
     return {job: (newest, batches) for job, newest, batches in found}
 
 
@@ -142,13 +180,17 @@ def _has_got_on(made: Scene, spec: gd.JobSpec, mark: Mapping[str, tuple[int, int
     if jobs.is_endless(spec):
         return _mark(made).get(spec.name, (0, 0))[1] > batches
     return bool(
-        plain.query(
-            made.url,
+        _ask(
+            made,
             "select from gaffer.job_runs where job = %s and id > %s and outcome in ('succeeded', 'partial') limit 1",
             spec.name,
             newest,
         )
     )
+
+
+def _ask(made: Scene, text: LiteralString, *params: Any) -> list[tuple[Any, ...]]:
+    return made.connection().execute(text, params).fetchall()
 
 
 def _close(made: Scene) -> None:

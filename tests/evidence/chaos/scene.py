@@ -20,7 +20,7 @@ import pytest
 
 import gaffer_dagster as gd
 from gaffer_dagster import local
-from gaffer_dagster.errors import GafferError
+from gaffer_dagster.errors import DatabaseUnavailableError
 from gaffer_dagster.store import db
 from gaffer_dagster.testing import Clock, Databases, invariants
 from gaffer_dagster.testing.proxy import Proxy, cutting
@@ -28,7 +28,7 @@ from tests.evidence.chaos import jobs
 from tests.evidence.chaos.actors import Engines, Writers
 from tests.evidence.chaos.board import Board
 from tests.evidence.chaos.dagsters import Dagster
-from tests.evidence.chaos.history import Recorder
+from tests.evidence.chaos.history import MOVED, Recorder
 from tests.support import jobs as plain
 from tests.support import processes, servers, variants
 from tests.support.network import Network, network
@@ -99,7 +99,8 @@ def gear(folder: Path) -> Generator[Gear]:
 
 
 class Scene:
-    """One round. `only`: of the jobs, this one; `variant`: a broken protocol in place of the product's."""
+    """One round. `only`: of the jobs, this one; `variant`: a broken protocol in place of the product's; `daemons`: of a
+    Dagster that is at work, so many."""
 
     def __init__(
         self,
@@ -111,10 +112,11 @@ class Scene:
         *,
         only: str | None = None,
         variant: str | None = None,
-        dagster: bool = False,
+        daemons: int | None = None,
+        lease: timedelta = jobs.LEASE,
     ) -> None:
         self.gear, self.url, self.folder, self.seed = gear, url, folder, seed
-        self.processes, self.only, self.variant = started, only, variant
+        self.processes, self.only, self.variant, self.lease = started, only, variant, lease
         self.chance = random.Random(f"{seed}/faults")
         self.specs = jobs.of_round(seed, only)
         self.clock = Clock(url)
@@ -122,14 +124,16 @@ class Scene:
         self.ways = gear.ways(str(db.parse_url(url)["dbname"]))
         self.counts: Counter[str] = Counter()
         self.impaired: list[tuple[float, float]] = []
+        self.broken: list[str] = []
+        """What no fault explains of those at work."""
         self._recorder = Recorder(folder, "faults")
         self._connection: db.Connection | None = None
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self.engines = Engines(self, self._seats(dagster))
+        self.engines = Engines(self, self._seats(daemons is not None))
         self.writers = Writers(self)
         self.cast: list[Actor] = [self.engines, self.writers]
-        self.dagster = Dagster(self, self._of_dagster(), 0 if variant else 2) if dagster else None
+        self.dagster = None if daemons is None else Dagster(self, self._of_dagster(), daemons)
         if self.dagster is not None:
             self.ways["dagster"] = url
             self.cast.append(self.dagster)
@@ -179,6 +183,7 @@ class Scene:
 
     def move_on(self, by: timedelta) -> None:
         """Time passes, for everybody."""
+        self._recorder.write("fault", note=f"{MOVED} {by}")
         self.clock.advance(by)
         self.board.ahead += by
 
@@ -206,10 +211,15 @@ class Scene:
         """A fault that finds the server away does not strike."""
         try:
             yield
-        except (psycopg.Error, GafferError):
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
+        except (psycopg.Error, DatabaseUnavailableError) as error:
+            if isinstance(error, psycopg.Error) and not db.lost_connection(error):
+                raise
+            self.disconnect()
+
+    def disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
 
 
 @contextmanager
@@ -221,7 +231,8 @@ def scene(
     *,
     only: str | None = None,
     variant: str | None = None,
-    dagster: bool = False,
+    daemons: int | None = None,
+    lease: timedelta = jobs.LEASE,
 ) -> Generator[Scene]:
     """A round's scene, with its tables, before anybody is at work."""
     folder.mkdir(parents=True)
@@ -235,7 +246,7 @@ def scene(
         if variant is not None:
             variants.install(url, variant)
         with processes.Engines() as started:
-            made = Scene(gear, url, folder, seed, started, only=only, variant=variant, dagster=dagster)
+            made = Scene(gear, url, folder, seed, started, only=only, variant=variant, daemons=daemons, lease=lease)
             # On the database's own durability no promise depends.
             if variant == "durability is not raised" or random.Random(f"{seed}/durability").random() < 0.5:
                 name = db.parse_url(url)["dbname"]
@@ -245,5 +256,4 @@ def scene(
             finally:
                 if made.dagster is not None:
                     made.dagster.destroy()
-                if made._connection is not None:
-                    made._connection.close()
+                made.disconnect()
