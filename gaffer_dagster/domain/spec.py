@@ -222,15 +222,18 @@ def _code(code: CodeType, doc: str | None = None) -> Iterator[str]:
             yield repr(sorted(map(repr, cast("frozenset[object]", constant))) if is_set else constant)
 
 
+_GONE_THROUGH = [getattr(kind, "__iter__", None) for kind in cast("tuple[type, ...]", (list, tuple))]
+
+
 def _plain(value: object, above: tuple[object, ...] = ()) -> str:
     """What a value says in every process; nothing of objects, whose text may hold an address. `above`: what it is in,
     which it may hold itself, on however many floors."""
+    gone_through = getattr(type(value), "__iter__", None) in _GONE_THROUGH  # which a record of Dagster's may not be
     if value is None or isinstance(value, (str, int, float)):
         return repr(value)
     if len(above) < _DEEPEST and not any(each is value for each in above):
         above = (*above, value)
-        # A record of Dagster's is a tuple that nobody may go through.
-        if isinstance(value, (list, tuple)) and type(value).__iter__ in (list.__iter__, tuple.__iter__):
+        if gone_through:
             return f"[{','.join(_plain(each, above) for each in cast('list[object]', value))}]"
         if isinstance(value, dict):
             pairs = cast("dict[object, object]", value).items()
