@@ -319,7 +319,7 @@ READERS: Mapping[str, Callable[[str], Any]] = {
             "alerts list",
             "audit",
             "audit steady",
-            "audit nobody",
+            "audit resting",
             "ticks steady",
             "ticks stopped",
             "items list queue",

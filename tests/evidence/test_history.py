@@ -39,7 +39,7 @@ def both(gaffer_databases: Databases) -> Iterator[tuple[str, str]]:
         ("drop index gaffer.job_runs_worked", "gaffer status"),
         ("drop index gaffer.job_runs_ended", "gaffer ticks steady"),
         ("drop index gaffer.job_runs_ended", "gaffer prune --dry-run --older-than 36500d"),
-        ("drop index gaffer.operator_action_of_watch", "gaffer audit nobody"),
+        ("drop index gaffer.operator_action_of_watch", "gaffer audit resting"),
         ("drop index gaffer.operator_action_pause", "a run"),
         ("drop index gaffer.operator_action_rename", "a job that is new"),
         ("drop index gaffer.job_spec_hash", "a spec that changes"),

@@ -313,6 +313,8 @@ def worker(primary: tuple[Path, str]) -> Iterator[str]:
     url = primary[1]
     jobs.execute(url, "truncate source, target")
     jobs.add_rows(url, 30)
+    connected = "select from pg_stat_activity where usename = 'worker'"  # a server may take a moment to end a session
+    wait_until(lambda: not jobs.query(url, connected), "nobody of the test before is connected")
     try:
         yield db.with_parts(url, user="worker", password="secret")
     finally:
