@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from gaffer_dagster.store import db, protect, tables
 from gaffer_dagster.store.operations import Operator, rename
 from tests.postgres.test_command import gaffer
 from tests.postgres.test_migrations import RUNNER
-from tests.support import jobs, protocol, tools, variants
+from tests.support import jobs, protocol, roles, tools, variants
 
 WHO = Operator("ann", "in a test")
 SPEC = jobs.spec()
@@ -439,17 +438,14 @@ def test_a_worker_needs_no_more_than_before_and_cannot_let_itself_in(guarded: st
     assert rows(guarded) == [0, 1, 2, 3]
 
 
-def test_an_owner_needs_a_few_functions_to_protect_a_table(guarded: str, stranger: str) -> None:
-    role = str(db.parse_url(stranger)["user"])
-    jobs.execute(guarded, f"grant usage on schema gaffer to {role}")
-    text = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
-    (names,) = re.findall(r"owner who protects .*?: ((?:`gaffer\.\w+`[, and]*)+)", " ".join(text.split()))
-    jobs.execute(guarded, f"grant execute on function {', '.join(re.findall('`(.+?)`', names))} to {role}")
-    jobs.execute(guarded, f"create table own (id int); alter table own owner to {role}")
-    assert jobs.query(stranger, "select gaffer.protect('own', '{copy_rows}')") == [(1,)]
-    refused(lambda: jobs.execute(stranger, "insert into own values (1)"))
-    assert jobs.query(stranger, "select gaffer.unprotect('own')") == [(True,)]
-    jobs.execute(stranger, "insert into own values (1)")
+def test_who_protects_a_table_owns_it_and_is_a_member_of_our_owner(guarded: str) -> None:
+    roles.apply(guarded)
+    with roles.groups(guarded), roles.login(guarded, "gaffer_owner") as owner:
+        jobs.execute(guarded, f"create table own (id int); alter table own owner to {roles.user_of(owner)}")
+        assert jobs.query(owner, "select gaffer.protect('own', '{copy_rows}')") == [(1,)]
+        refused(lambda: jobs.execute(owner, "insert into own values (1)"))
+        assert jobs.query(owner, "select gaffer.unprotect('own')") == [(True,)]
+        jobs.execute(owner, "insert into own values (1)")
 
 
 def test_a_run_whose_table_is_not_protected_for_it_refuses_to_work(guarded: str) -> None:
