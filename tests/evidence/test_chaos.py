@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from tests.evidence.chaos import broken, rounds
 from tests.evidence.chaos.faults import missed
 from tests.evidence.chaos.jobs import of_round
 from tests.evidence.chaos.rounds import Judged
-from tests.evidence.chaos.scene import Gear, Scene, gear
+from tests.evidence.chaos.scene import Gear, Scene
 from tests.support import jobs
 from tests.support.faults import say
 
@@ -27,18 +26,6 @@ SEED = int(os.environ.get("GAFFER_CHAOS_SEED", 0)) or random.SystemRandom().rand
 FAULTS = int(os.environ.get("GAFFER_CHAOS_FAULTS", 1_000))
 _ROUNDS, _RATE = 3, 30
 pytestmark = pytest.mark.timeout(400 + FAULTS)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gear]:
-    with gear(tmp_path_factory.mktemp("chaos")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def databases(made: Gear) -> Iterator[Databases]:
-    with Databases(made.url) as databases:
-        yield databases
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import pytest
 from gaffer_dagster.testing import Databases
 from tests.evidence.chaos import broken, faults, rounds, statuses
 from tests.evidence.chaos.history import Line
-from tests.evidence.chaos.scene import Gear, gear
+from tests.evidence.chaos.scene import Gear
 from tests.evidence.chaos.statuses import DagsterRun, Row
 from tests.support.faults import say
 
@@ -29,18 +28,6 @@ FAULTS = int(os.environ.get("GAFFER_CHAOS_DAGSTER_FAULTS", 3))
 DAEMONS = int(os.environ.get("GAFFER_CHAOS_DAGSTER_DAEMONS", 0))
 long = pytest.mark.skipif("GAFFER_CHAOS_DAGSTER" not in os.environ, reason="takes minutes: GAFFER_CHAOS_DAGSTER=1")
 _ORPHANED = "kill the run of a step, stop the step"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gear]:
-    with gear(tmp_path_factory.mktemp("chaos")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def databases(made: Gear) -> Iterator[Databases]:
-    with Databases(made.url) as databases:
-        yield databases
 
 
 @long
