@@ -1,4 +1,4 @@
-"""The short form of `interleavings.py`: schedules of two runners, all of them but where a case says how many `walks`;
+"""The short form of `interleavings/`: schedules of two runners, all of them but where a case says how many `walks`;
 and protocols that are known to be wrong.
 
 GAFFER_INTERLEAVINGS_SEED: of those that are taken at random.
@@ -12,7 +12,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.evidence.interleavings import BROKEN, COUNTING, SHORT, SHORT_SOUND, Case, explore, main
+from tests.evidence.interleavings.__main__ import main
+from tests.evidence.interleavings.cases import BROKEN, COUNTING, SHORT, SHORT_SOUND, Case
+from tests.evidence.interleavings.walks import explore
 from tests.support import faults, variants
 
 pytestmark = pytest.mark.timeout(600)  # a case may take minutes where much else runs
