@@ -97,15 +97,16 @@ def _ask(url: str, part: str, name: str, question: Callable[[db.Connection], Ite
             try:
                 yield from question(connection)
             except Exception as error:
-                yield _failed(part, name, error, f'"{connection.info.user}"')
+                yield _failed(connection, part, name, error)
     except GafferError as error:
         yield Check(part, name, Mark.UNKNOWN, *health.told(error))
 
 
-def _failed(part: str, name: str, error: Exception, role: str) -> Check:
+def _failed(connection: db.Connection, part: str, name: str, error: Exception) -> Check:
     if db.sqlstate(error) == "42501":
+        db.roll_back(connection)
         found = f"this role may not look: {db.primary_message(error)}"
-        return Check(part, name, Mark.UNKNOWN, found, f"grant select on all tables in schema gaffer to {role};")
+        return Check(part, name, Mark.UNKNOWN, found, doctor.right_to_look(connection))
     if db.was_cut(error):
         return Check(part, name, Mark.UNKNOWN, "no answer within 10 s: somebody has locked what is to be looked at")
     return Check(part, name, Mark.UNKNOWN, str(error) if isinstance(error, GafferError) else db.primary_message(error))
@@ -319,7 +320,7 @@ def _unread(connection: db.Connection, record: JobRecord, error: Exception) -> C
             found = f"this role may not do what the job does: {db.primary_message(error.__context__ or error)}"
             return Check("tables", record.name, Mark.UNKNOWN, found, " ".join(missing))
     if not isinstance(error, GafferError):
-        return _failed("tables", record.name, error, f'"{connection.info.user}"')
+        return _failed(connection, "tables", record.name, error)
     refused = _refused("tables", record.name, error)
     if isinstance(error, BadInputError):
         return replace(refused, cure=doctor.path_to(connection, table) or refused.cure)

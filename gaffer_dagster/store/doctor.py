@@ -166,6 +166,23 @@ def missing_rights(connection: db.Connection) -> list[str]:
     return [statement for (statement,) in (group if group and found else found)]
 
 
+def right_to_look(connection: db.Connection) -> str:
+    """What lets this role read the tables of gaffer_dagster: a statement, or the command that sets rights of roles."""
+    row = connection.execute(
+        """
+        select case when count(*) = 0
+                    then pg_catalog.format('grant select on all tables in schema gaffer to %I;', current_user)
+                    when pg_catalog.bool_or(pg_catalog.pg_has_role(r.oid, 'usage')) then 'gaffer migrate --roles'
+                    else pg_catalog.format('grant gaffer_reader to %I;', current_user) end
+          from pg_catalog.pg_roles r join pg_catalog.pg_namespace n on n.nspname = 'gaffer'
+         where r.rolname in ('gaffer_operator', 'gaffer_reader', 'gaffer_runner')
+           and pg_catalog.has_schema_privilege(r.oid, n.oid, 'usage')
+        """
+    ).fetchone()
+    assert row is not None  # noqa: S101 — one row by construction
+    return str(row[0])
+
+
 def missing_on(connection: db.Connection, table: str, rights: Sequence[str]) -> list[str]:
     """The statements that give this role these rights on a table, and on its schema, as far as it lacks them."""
     found = connection.execute(

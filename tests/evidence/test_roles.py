@@ -606,6 +606,25 @@ def test_the_doctor_is_content_with_a_runner_and_tells_who_is_more(
         assert (found.mark, found.found) == (Mark.OK, f"this role is a member of gaffer_{name}, and runs no job")
 
 
+def test_who_may_not_look_is_told_the_group_that_may(shop: str, runner: str) -> None:
+    def unknown(of: str) -> set[str | None]:
+        return {each.cure for each in doctor.of_database(of) if each.found.startswith("this role may not look: ")}
+
+    functions = ", ".join(f"gaffer.{name}" for name in asked.RUNNER_FUNCTIONS)
+    tables = ", ".join(f"gaffer.{name}" for name in asked.RUNNER_TABLES)
+    with support.login(shop) as stranger:
+        name = support.user_of(stranger)
+        jobs.execute(shop, f"grant usage on schema gaffer to {name}; grant execute on function {functions} to {name}")
+        jobs.execute(shop, f"grant select on {tables} to {name}")
+        assert unknown(stranger) == {cure := f"grant gaffer_reader to {name};"}
+        jobs.execute(shop, cure)
+        assert unknown(stranger) == set()
+    jobs.execute(shop, "revoke select on gaffer.alert from gaffer_runner")
+    assert unknown(runner) == {"gaffer migrate --roles"}
+    support.apply(shop)
+    assert unknown(runner) == set()
+
+
 @pytest.mark.parametrize("role", ["runner", "reader", "operator"])
 def test_none_of_them_changes_a_row_but_through_functions(
     shop: str, home: tuple[str, dict[str, str]], role: str

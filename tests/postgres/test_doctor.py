@@ -228,7 +228,7 @@ def test_a_role_that_lacks_rights_is_given_what_to_grant(shop: str, stranger: st
     # A worker may not look at other jobs, and what cannot be looked at is not called well.
     assert {check.mark for check in worker.values()} == {Mark.UNKNOWN}, worker
     assert {"known", "incidents", "sources"} <= set(worker)
-    assert worker["known"].cure == f'grant select on all tables in schema gaffer to "{role}";'
+    assert worker["known"].cure == f"grant select on all tables in schema gaffer to {role};"
     jobs.execute(shop, f"grant select on source to {role}; grant insert on target to {role}")
     assert jobs.run(jobs.spec(), stranger).outcome.value == "succeeded"
     jobs.execute(
