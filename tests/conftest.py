@@ -1,17 +1,36 @@
 """A database for each test, from the kit that users test their own jobs with.
 
 The horizon of `NewRows` is one for a whole server, so each worker of pytest-xdist has a server of its own where it can.
+
+Where GAFFER_TEST_WHOLE is set, as in CI, a test that skips has failed, unless it is of those that `MAY_SKIP` names: a
+program that is missing must not take evidence away in silence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Generator, Iterator
 
 import pytest
 
 from gaffer_dagster.testing import Clock, Databases
 
 pytest_plugins = ["gaffer_dagster.testing.plugin"]  # also where the package is not installed
+
+
+# What is run by hand, and what Debian has not.
+MAY_SKIP = re.compile("takes minutes|there is no dbt")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple) and "GAFFER_TEST_WHOLE" in os.environ:
+        reason = report.longrepr[2]
+        if not MAY_SKIP.search(reason):
+            report.outcome, report.longrepr = "failed", f"{reason}; and with GAFFER_TEST_WHOLE nothing may be left out"
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,7 @@ from tests.evidence.chaos.scene import Gear, gear
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gear]:
     with gear(tmp_path_factory.mktemp("chaos")) as made:
+        assert not made.missing or "GAFFER_TEST_WHOLE" not in os.environ, made.missing
         yield made
 
 
