@@ -8,6 +8,7 @@ Beside these: shadow objects and temporary tables (tests/postgres/test_migration
 from __future__ import annotations
 
 import ast
+import inspect
 import logging
 import os
 import re
@@ -44,7 +45,7 @@ from gaffer_dagster.errors import (
     LocalPostgresError,
     NotDeliveredError,
 )
-from gaffer_dagster.store import db, prepare, protect, tables
+from gaffer_dagster.store import db, horizon, migrate, prepare, protect, tables
 from gaffer_dagster.store import doctor as asked
 from gaffer_dagster.store.operations import Operator
 from gaffer_dagster.testing import Databases
@@ -287,6 +288,7 @@ NAMES = [
     "x" * 63,
     "é" * 31,  # 62 bytes
     'select',
+    'x" add column y int; drop table canary; commit; --',
 ]  # fmt: skip
 
 
@@ -328,6 +330,21 @@ def test_a_name_is_a_name_whatever_is_in_it(url: str, name: str) -> None:
     with jobs.connect(url) as connection:
         assert connection.execute(counted).fetchone() == (20, 5)
     assert jobs.query(url, "select to_regclass('canary')::text") == [("canary",)]
+
+
+def test_a_name_that_is_only_put_between_quotes_does_what_is_in_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = NAMES[-1]
+    quoted = '"' + name.replace('"', '""') + '"'
+    jobs.execute(url, "create table if not exists canary (id int); create table x (id int)")
+    jobs.execute(url, f"drop table if exists {quoted}; create table {quoted} (id bigint primary key)")
+    naive = property(lambda table: sql.SQL(f'"{table.schema}"."{table.name}"'))
+    monkeypatch.setattr(tables.Table, "identifier", naive)
+    try:
+        with protocol.session(url) as connection, pytest.raises(pg.SyntaxError):
+            prepare.apply(connection, prepare.statements(connection, quoted, "id", changed=False))
+        assert jobs.query(url, "select to_regclass('canary')::text") == [(None,)]
+    finally:
+        jobs.execute(url, f"drop table x, {quoted}")
 
 
 @pytest.mark.parametrize(
@@ -435,6 +452,30 @@ def test_a_lease_that_a_policy_hides_is_not_called_lost_to_another(url: str, run
             jobs.execute(owner, "alter table gaffer.job_lease disable row level security, no force row level security")
 
 
+def test_without_the_check_a_hidden_lease_looks_like_one_that_was_taken(
+    url: str, runner: str, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = jobs.spec("unseen")
+    with protocol.session(runner) as connection:
+        protocol.register(connection, job)
+        lease = protocol.acquire(connection, job).lease
+        variants.replace(url, "lost_lease", {"::regclass and relrowsecurity)": "::regclass and false)"})
+        jobs.execute(owner, "alter table gaffer.job_lease enable row level security, force row level security")
+        try:
+            batch = protocol.begin(connection)
+            with pytest.raises(LeaseLostError, match="The lease was taken by another run, or by hand"):
+                protocol.commit(connection, lease, batch, since=None, until={"xid": 1, "key": "1"})
+            db.roll_back(connection)
+            monkeypatch.setattr(migrate, "verify", horizon.now)
+            assert "schema" not in look(runner)
+            with pytest.raises(pg.InsufficientPrivilege):
+                jobs.run(job, runner)
+        finally:
+            jobs.execute(owner, "alter table gaffer.job_lease disable row level security, no force row level security")
+            variants.replace(url, "lost_lease", {})
+        assert leases_renewed(connection, lease)  # nobody has taken it
+
+
 def leases_renewed(connection: db.Connection, lease: protocol.Lease) -> bool:
     return protocol.leases.renew(connection, lease, timedelta(seconds=60))
 
@@ -466,19 +507,49 @@ def test_who_squats_on_an_advisory_lock_is_named_by_the_doctor_and_by_the_run(ur
     assert "advisory locks" not in look(runner)
 
 
-def test_a_batch_that_holds_its_own_lock_is_nobody_who_squats(url: str, runner: str) -> None:
+def blamed(url: str, runner: str, name: str) -> list[str]:
+    """Who is said to squat on the lock of a batch that holds it itself."""
     job = gd.JobSpec(
-        "holding", gd.NewRows("source", "id"), gd.Schedule("0 * * * *"), gd.Bounds(timeout="1m"), exclusion="advisory"
+        name, gd.NewRows("source", "id"), gd.Schedule("0 * * * *"), gd.Bounds(timeout="1m"), exclusion="advisory"
     )
-    seen: list[Any] = []
+    seen: list[list[str]] = []
 
     def work(batch: Batch) -> None:
         with protocol.session(url) as connection:
-            seen.append([each for each in asked.squatters(connection) if each.job == "holding"])
-            seen.append(jobs.query(url, "select count(*) from pg_locks where locktype = 'advisory' and granted"))
+            seen.append([each.who for each in asked.squatters(connection) if each.job == name])
+            assert jobs.query(url, "select count(*) from pg_locks where locktype = 'advisory' and granted") == [(1,)]
 
     jobs.run(job, runner, work)
-    assert seen == [[], [(1,)]]
+    (found,) = seen
+    return found
+
+
+def test_a_batch_that_holds_its_own_lock_is_nobody_who_squats(url: str, runner: str) -> None:
+    assert blamed(url, runner, "holding") == []
+
+
+def look_less_closely(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    text = inspect.getsource(asked.squatters)
+    assert text.count(old) == 1
+    broken = dict(vars(asked))
+    exec(text.replace(old, new), broken)
+    monkeypatch.setattr(asked, "squatters", broken["squatters"])
+
+
+def test_a_doctor_that_believes_a_name_misses_who_poses_as_the_run(
+    url: str, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_less_closely(monkeypatch, "or not exists (select from", "or false and not exists (select from")
+    with pytest.raises(KeyError, match="advisory locks"):
+        test_who_squats_on_an_advisory_lock_is_named_by_the_doctor_and_by_the_run(url, runner, "posing")
+
+
+def test_a_doctor_that_does_not_ask_whose_the_lock_is_blames_the_batch(
+    url: str, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_less_closely(monkeypatch, "where a.application_name <>", "where true or a.application_name <>")
+    (who,) = blamed(url, runner, "blamed")
+    assert "application gaffer:blamed" in who
 
 
 # ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -350,6 +350,19 @@ def test_a_role_that_is_another_is_refused_and_not_widened(url: str, change: str
         connection.execute("rollback")
 
 
+def test_a_script_that_does_not_look_whose_role_it_is_widens_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = roles.script().replace("if v_is <> '' then", "if false then")
+    assert broken != roles.script()
+    monkeypatch.setattr(roles, "script", lambda: broken)
+    with protocol.session(url) as connection:
+        connection.execute("begin")
+        connection.execute("revoke select on gaffer.job from gaffer_reader; alter role gaffer_reader bypassrls")
+        roles.apply(connection, Operator("ann", None))
+        widened = connection.execute("select has_table_privilege('gaffer_reader', 'gaffer.job', 'select')").fetchone()
+        assert widened == (True,)
+        connection.execute("rollback")
+
+
 def test_who_may_not_set_rights_is_told_who_may(reader: str) -> None:
     with protocol.session(reader) as connection, pytest.raises(MissingRightsError, match="migrate --roles --sql"):
         roles.apply(connection, Operator("ann", None))
@@ -616,8 +629,8 @@ def test_who_may_not_look_is_told_the_group_that_may(shop: str, runner: str) -> 
         name = support.user_of(stranger)
         jobs.execute(shop, f"grant usage on schema gaffer to {name}; grant execute on function {functions} to {name}")
         jobs.execute(shop, f"grant select on {tables} to {name}")
-        assert unknown(stranger) == {cure := f"grant gaffer_reader to {name};"}
-        jobs.execute(shop, cure)
+        assert unknown(stranger) == {f"grant gaffer_reader to {name};"}
+        jobs.execute(shop, f"grant gaffer_reader to {name};")
         assert unknown(stranger) == set()
     jobs.execute(shop, "revoke select on gaffer.alert from gaffer_runner")
     assert unknown(runner) == {"gaffer migrate --roles"}
