@@ -61,7 +61,7 @@ INVARIANTS: dict[str, LiteralString] = {
             >= ((is_now ->> 'xid')::xid8, (is_now ->> 'key')::bigint)
         """,
     "the fence grows with each commit": """
-        select * from (select id, fence, lag(fence) over (order by source.gaffer_xid, id) as fence_before
+        select * from (select id, fence, lag(fence) over (order by source.gaffer_xid, id, fence) as fence_before
                          from target join source using (id)) as rows
          where fence < fence_before
         """,
