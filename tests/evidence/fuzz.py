@@ -203,6 +203,8 @@ def fuzz(kinds: Iterable[Kind], seed: int, inputs: int, report: Report | None = 
             given = kind.make(chance)
             shown = f"number {number}: {_shown(given)}"
             came, wrong = judge(kind, given)
+            if came == "hung" and number == 0:  # the first of a kind loads what it needs
+                came, wrong = judge(kind, given)
             counts[came] += 1
             if wrong is not None:
                 report.faults.append((kind.name, wrong, shown[:400]))

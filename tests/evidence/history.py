@@ -332,6 +332,10 @@ READERS: Mapping[str, Callable[[str], Any]] = {
 }
 
 
+FEWEST = 1_000_000
+"""Runs of the longer history, below which the planner reads small tables as a whole."""
+
+
 def grows(small: Read, large: Read) -> bool:
     """An index may be a page or two higher where there is five times as much, and a walk down it so much longer."""
     return large.buffers > 1.25 * small.buffers + 40 or large.rows > 1.25 * small.rows + 40
@@ -346,9 +350,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="./dev history", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--rows", type=int, default=10_000_000, help=f"of the long one, {FEWEST:,} or more (10000000)")
     parser.add_argument("--url", help="of a server to make the two databases on; without it, a private one is started")
     given = parser.parse_args()
+    if given.rows < FEWEST:
+        parser.error(f"--rows {given.rows}: so few are read as a whole, since that is cheaper; {FEWEST:,} or more tell")
+    print("the jobs of these histories fail, and are told of: what is printed of them is meant", flush=True)
     sizes = (given.rows // 5, given.rows)
     found: list[dict[str, Read]] = []
     with ExitStack() as stack:

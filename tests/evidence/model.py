@@ -218,10 +218,13 @@ def main(words: Sequence[str] | None = None) -> None:
             names = sorted({case.name for case in [*SHORT, *LONG, *FENCES, *DAMAGE, *OTHERS]})
             parser.error(f"--variant {given.variant}: no case begins so; there are: {', '.join(names)}")
     all_right, states = _check(cases, given.memory, given.depth)
-    print(f"the product's complete searches: {states:,} states")
     if not all_right:
         sys.exit("not as it must be")
-    if given.long and given.variant is None and states < FEWEST:
+    if given.variant is not None:
+        print("as it must be")
+        return
+    print(f"the product's complete searches: {states:,} states")
+    if given.long and states < FEWEST:
         sys.exit(f"fewer than {FEWEST:,} states of the product were searched")
 
 

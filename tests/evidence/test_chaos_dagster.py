@@ -37,7 +37,7 @@ def test_whatever_happens_to_dagster_no_promise_is_broken(made: Gear, databases:
     of_dagster = {name: fault.weight for name, fault in faults.TABLE.items() if fault.needs == "dagster"}
     weights = {name: weight for name, weight in of_dagster.items() if DAEMONS or not name.endswith("daemon")}
     judged = rounds.play(
-        made, databases, tmp_path / "round", f"{SEED}/dagster", FAULTS, weights=weights, daemons=DAEMONS
+        made, databases, tmp_path / "round", f"{SEED}/dagster", FAULTS, weights=weights, daemons=DAEMONS, rate=2
     )
     say(judged.summary())
     assert judged.faults.total() >= FAULTS

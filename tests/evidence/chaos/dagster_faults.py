@@ -41,16 +41,13 @@ def _of(scene: Scene) -> Dagster:
 
 
 def kill_daemon(scene: Scene) -> None:
-    alive = [daemon for daemon in _of(scene).daemons if daemon.poll() is None]
-    if alive:
-        _of(scene).kill_daemon(scene.chance.choice(alive), scene.chance.uniform(0.5, 5))
+    if daemon := _of(scene).a_daemon():
+        _of(scene).kill_daemon(daemon, scene.chance.uniform(0.5, 5))
         scene.struck("kill a daemon")
 
 
 def stop_daemon(scene: Scene) -> None:
-    alive = [daemon for daemon in _of(scene).daemons if daemon.poll() is None]
-    if alive:
-        daemon = scene.chance.choice(alive)
+    if daemon := _of(scene).a_daemon():
         daemon.send_signal(signal.SIGSTOP)
         scene.struck("stop a daemon")
         scene.later(scene.chance.uniform(2, 10), lambda: daemon.send_signal(signal.SIGCONT))

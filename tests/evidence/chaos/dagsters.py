@@ -39,6 +39,8 @@ _COORDINATOR = {"module": "dagster.core.run_coordinator", "class": "QueuedRunCoo
 _AT_ONCE = 3
 """So many runs with an order are under way, at most."""
 _PATIENCE = 120.0
+_DAEMON_LIVES = 30.0
+"""So many seconds nothing is done to a daemon after something was done to one: they take long to start."""
 _TERMINATE = "mutation ($id: String!) { terminateRun(runId: $id) { __typename } }"
 _ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 
@@ -63,7 +65,7 @@ class Dagster:
         self._stack = ExitStack()
         self._launched: list[Launched] = []
         self._pool = ThreadPoolExecutor(_AT_ONCE)  # Dagster takes seconds to answer, and a fault may not wait
-        self._looks_at = 0.0
+        self._looks_at = self._daemons_rest_until = 0.0
         self._is_over = False
         self.daemons: list[subprocess.Popen[bytes]] = []
         self.runs: list[DagsterRun] = []
@@ -94,6 +96,8 @@ class Dagster:
         target = WorkspaceFileTarget([str(self._home / "workspace.yaml")])
         self._workspace = self._stack.enter_context(WorkspaceProcessContext(self._instance, target))
         self.daemons = [self._start_daemon() for _ in range(self._count)]
+        if self.daemons:
+            wait_until(self._has_a_daemon, _PATIENCE, "a daemon that launches runs")
 
     def mend(self) -> None:
         """Hears which runs have done as they were told."""
@@ -148,6 +152,13 @@ class Dagster:
         told = self._graphql(LAUNCH, params=params)["launchRun"]
         return told["run"]["runId"] if told["__typename"] == "LaunchRunSuccess" else None
 
+    def a_daemon(self) -> subprocess.Popen[bytes] | None:
+        """One to which something may be done now."""
+        if time.monotonic() < self._daemons_rest_until or not self.daemons:
+            return None
+        self._daemons_rest_until = time.monotonic() + _DAEMON_LIVES
+        return self._scene.chance.choice(self.daemons)
+
     def kill_daemon(self, daemon: subprocess.Popen[bytes], seconds: float) -> None:
         """Another one takes its place in so many seconds."""
         self.daemons.remove(daemon)
@@ -191,6 +202,9 @@ class Dagster:
         with suppress(OSError), socket.create_connection(("127.0.0.1", self._deployment.port), timeout=1):
             return True
         return False
+
+    def _has_a_daemon(self) -> bool:
+        return self._instance.get_daemon_statuses()["QUEUED_RUN_COORDINATOR"].healthy is True
 
     def _graphql(self, query: str, **variables: Any) -> dict[str, Any]:
         answer = execute_dagster_graphql(self._workspace.create_request_context(), query, variables)

@@ -21,9 +21,14 @@ def _show(variant: str, seed: int) -> bool:
     for case in (case for case in [*SOUND, *BROKEN] if case.variant == variant):
         found = explore_alone(case, seed, until_broken=True)
         faults.say(f"{HEADER}\n{found.row()}")
+        names: dict[str, list[str]] = {}
         for name, how in found.first.items():
-            faults.say(f"BROKEN: {name}\n        " + "\n        ".join(how.split(", ")))
+            names.setdefault(how, []).append(name)
+        for how, broken in names.items():
+            faults.say("\n".join(f"BROKEN: {name}" for name in broken))
+            faults.say("        " + "\n        ".join(how.split(", ")))
         as_they_must_be &= found.is_caught == (case in BROKEN)
+    faults.say(f"{variant}: {'as it must be' if as_they_must_be else 'NOT as it must be'}")
     return as_they_must_be
 
 
@@ -40,7 +45,7 @@ def main(words: Sequence[str] | None = None) -> None:
     seed = given.seed or random.SystemRandom().randrange(1, 1_000_000)
     if given.variant is not None:
         faults.say(f"--seed {seed}")
-        sys.exit(0 if _show(given.variant, seed) else "not as it should be")
+        sys.exit(not _show(given.variant, seed))
     cases = long(given.walks) if given.long else [*SHORT, *SOUND, *BROKEN]
     cases = [case for case in cases if case.name.startswith(given.only)]
     faults.say(f"--seed {seed} --walks {given.walks}, {len(cases)} cases\n{HEADER}")
