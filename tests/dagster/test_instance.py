@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sqlite3
 import subprocess
@@ -39,7 +38,7 @@ from tests.dagster.deployment import deployment, shipped_yaml, wait_until
 from tests.dagster.moved import AWAKE, Location, at, instance_in, location
 from tests.dagster.test_daemons import storage_url
 from tests.dagster.test_dev import make_tables
-from tests.support import jobs
+from tests.support import jobs, warm
 
 SLOTS = {"one": 1, "four": 4}
 WELL = """
@@ -247,7 +246,7 @@ def test_a_slot_of_a_run_that_is_over_is_told_and_given_back_by_its_cure(instanc
 
 def paste(cure: str | None) -> None:
     words = shlex.split(cure or "")
-    subprocess.run([sys.executable if words[0] == "python" else words[0], *words[1:]], check=True, timeout=60)
+    subprocess.run([warm.folder() / words[0], *words[1:]], check=True, timeout=60)
 
 
 # ── who runs it ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -411,10 +410,7 @@ four = gd.gaffer_asset(due=due, name="four")(lambda batch: None)
 
 
 def gaffer(url: str | None, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GAFFER_", "DAGSTER_"))}
-    given = {**kept, "DAGSTER_HOME": str(home), **({} if url is None else {"GAFFER_DATABASE_URL": url})}
-    command = [sys.executable, "-m", "gaffer_dagster.cli", *words]
-    return subprocess.run(command, cwd=home, env=given, capture_output=True, text=True, timeout=120)
+    return warm.gaffer(url, home, *words, DAGSTER_HOME=str(home))
 
 
 def lines(done: subprocess.CompletedProcess[Any]) -> list[dict[str, Any]]:
@@ -539,14 +535,7 @@ def test_real_daemons(url: str, tmp_path: Path) -> None:
         made.environment["STORAGE_URL"] = storage_url(url)
 
         def found() -> dict[str, Any]:
-            command = [sys.executable, "-m", "gaffer_dagster.cli", "dagster", "check", "--json"]
-            done = subprocess.run(
-                [*command, "-f", "definitions.py"],
-                cwd=made.home,
-                env=made.environment,
-                capture_output=True,
-                timeout=120,
-            )
+            done = warm.gaffer(url, made.home, "dagster", "check", "--json", "-f", "definitions.py", **made.environment)
             assert done.returncode in (0, 1), done.stderr
             return {each["name"]: each for each in lines(done) if each["mark"] != "ok"}
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.dagster.deployment import Deployment, deployment, shipped_yaml, wait_until
-from tests.support import jobs
+from tests.support import jobs, warm
 from tests.support.receivers import HttpReceiver
 
 pytestmark = pytest.mark.timeout(600)
@@ -42,13 +40,7 @@ defs = gd.build_definitions(heard, resource=gd.GafferResource(dsn=dg.EnvVar("GAF
 
 def check(made: Deployment, *words: str) -> tuple[int, dict[str, Any]]:
     """What `gaffer check` of another host's cron says."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gaffer_dagster.cli", "check", "--json", *words],
-        env={**os.environ, **made.environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = warm.gaffer(None, made.home, "check", "--json", *words, **made.environment)
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, json.loads(done.stdout)
 

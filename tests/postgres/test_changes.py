@@ -18,9 +18,9 @@ from gaffer_dagster.errors import BadInputError, JobHeldError, LeaseLostError, R
 from gaffer_dagster.store import db, operations
 from gaffer_dagster.store.operations import Operator
 from gaffer_dagster.testing import Clock
-from tests.postgres.test_command import gaffer
 from tests.support import jobs, protocol, ticking, variants
 from tests.support.ticking import ROWS, Ticking, at, invoke
+from tests.support.warm import gaffer
 
 ANN = Operator("ann", None)
 FULL, HALF, DAILY = ticking.spec(), ticking.spec("30 * * * *"), ticking.spec("0 6 * * *")

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from tests.support import jobs
+from tests.support.warm import command, environment, gaffer
 
 MODULE = """
 import time
@@ -40,19 +41,6 @@ def sleeping(batch):
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "jobs.py").write_text(MODULE)
     return tmp_path
-
-
-def gaffer(url: str | None, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*words), cwd=folder, env=environment(url), capture_output=True, text=True, timeout=90)
-
-
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "gaffer_dagster.cli", *words]
-
-
-def environment(url: str | None) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != "GAFFER_DATABASE_URL"}
-    return kept if url is None else {**kept, "GAFFER_DATABASE_URL": url}
 
 
 def told(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

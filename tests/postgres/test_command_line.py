@@ -14,21 +14,9 @@ from click.testing import CliRunner
 
 from gaffer_dagster.cli import main
 from gaffer_dagster.testing import Clock
-from tests.support import jobs, ticking
+from tests.support import jobs, ticking, warm
 from tests.support.ticking import Ticking, at
-
-
-def environment(url: str | None, **more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != "GAFFER_DATABASE_URL"}
-    return kept | ({} if url is None else {"GAFFER_DATABASE_URL": url}) | more
-
-
-def gaffer(url: str | None, folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gaffer_dagster.cli", *words],
-        cwd=folder, env=environment(url, **more), capture_output=True, text=True, timeout=60, errors="replace",
-    )  # fmt: skip
-
+from tests.support.warm import command, environment, gaffer
 
 # ── it starts fast ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -105,13 +93,11 @@ def test_a_database_that_is_not_there_completes_nothing_silently(
 
 def test_bash_takes_the_script_and_completes_by_it(url: str, tmp_path: Path) -> None:
     jobs.execute(url, "select gaffer.register_external('flights')")
-    (tmp_path / "gaffer").write_text(f'#!/bin/sh\nexec {sys.executable} -m gaffer_dagster.cli "$@"\n')
-    (tmp_path / "gaffer").chmod(0o755)
     script = (
         'eval "$(gaffer completion bash)"; COMP_WORDS=(gaffer status fl); COMP_CWORD=2;'
         " _gaffer_completion gaffer; echo ${COMPREPLY[@]}"
     )
-    path = f"{tmp_path}:{os.environ['PATH']}"
+    path = f"{warm.folder()}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", script], env=environment(url, PATH=path), capture_output=True, text=True, timeout=60
     )
@@ -179,7 +165,7 @@ def test_letters_that_the_locale_does_not_have_and_closed_streams_are_no_error(u
     assert r"f\xfcr G\xfcnther" in gaffer(url, tmp_path, "audit", **poor).stdout
     for how in (">&-", "2>&- >&-", ">/dev/full", "| true"):
         done = subprocess.run(
-            ["bash", "-c", f'"$@" audit {how}', "sh", sys.executable, "-m", "gaffer_dagster.cli"],
+            ["bash", "-c", f'"$@" audit {how}', "sh", *command()],
             cwd=tmp_path, env=environment(url), capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         assert "Traceback" not in done.stderr, how
@@ -191,7 +177,7 @@ def test_a_narrow_terminal_and_one_without_colour_are_served(url: str, tmp_path:
     gaffer(url, tmp_path, "pause", "flights", "--reason", "x" * 5_000)
     here, there = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "gaffer_dagster.cli", "audit"], cwd=tmp_path, stdout=there, stderr=subprocess.PIPE,
+        command("audit"), cwd=tmp_path, stdout=there, stderr=subprocess.PIPE,
         env=environment(url, COLUMNS=columns, NO_COLOR="1", TERM="xterm"),
     )  # fmt: skip
     os.close(there)

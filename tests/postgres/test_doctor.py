@@ -31,12 +31,12 @@ from gaffer_dagster.engine.registry import Definition, register_all
 from gaffer_dagster.store import db
 from gaffer_dagster.store import doctor as asked
 from gaffer_dagster.testing import Clock, Databases
-from tests.postgres.test_command import gaffer
 from tests.postgres.test_migrations import RUNNER
 from tests.support import jobs, protocol
 from tests.support.pgbouncer import pooled
 from tests.support.receivers import HttpReceiver, certificate
 from tests.support.servers import server_with
+from tests.support.warm import gaffer
 
 
 @pytest.fixture(scope="module")
@@ -592,13 +592,6 @@ def test_without_a_receiver_only_the_log_is_told() -> None:
 # ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def asked_of(url: str | None, folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GAFFER_", "DAGSTER_"))}
-    given = {**kept, **environment, **({} if url is None else {"GAFFER_DATABASE_URL": url})}
-    command = [sys.executable, "-m", "gaffer_dagster.cli", *words]
-    return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=120)
-
-
 @pytest.mark.parametrize(
     ("text", "code", "verdict"),
     [
@@ -610,13 +603,13 @@ def asked_of(url: str | None, folder: Path, *words: str, **environment: str) -> 
 )
 def test_the_exit_code_is_the_verdict(shop: str, tmp_path: Path, text: str, code: int, verdict: str) -> None:
     jobs.execute(shop, text)
-    done = asked_of(shop, tmp_path, "doctor", "--json")
+    done = gaffer(shop, tmp_path, "doctor", "--json")
     assert done.returncode == code, done.stdout + done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert {"part", "name", "mark", "found", "cure"} == told[0].keys()
     assert [each["name"] for each in told if each["part"] == "dagster"] == ["instance"]
     assert verdict in {each["mark"] for each in told}
-    shown = asked_of(shop, tmp_path, "doctor")
+    shown = gaffer(shop, tmp_path, "doctor")
     assert (shown.returncode, shown.stderr) == (code, "")
     assert f"{len(told)} checks: " in shown.stdout
     for each in told:
@@ -626,13 +619,13 @@ def test_the_exit_code_is_the_verdict(shop: str, tmp_path: Path, text: str, code
 
 def test_no_secret_is_shown_and_no_database_exits_75_after_the_rest_was_looked_at(shop: str, tmp_path: Path) -> None:
     away = "postgresql://somebody:canary@127.0.0.1:1/nowhere"
-    done = asked_of(away, tmp_path, "doctor", GAFFER_RECEIVER_ONCALL="https://canary.invalid/canary")
+    done = gaffer(away, tmp_path, "doctor", GAFFER_RECEIVER_ONCALL="https://canary.invalid/canary")
     assert done.returncode == 75, done.stdout + done.stderr
     assert "somebody@127.0.0.1:1/nowhere" in done.stdout
     assert "its name cannot be resolved" in done.stdout
     assert "DAGSTER_HOME is not set" in done.stdout
     secret = str(conninfo.conninfo_to_dict(shop)["password"])
-    well = asked_of(shop, tmp_path, "doctor")
+    well = gaffer(shop, tmp_path, "doctor")
     for text in (done.stdout, done.stderr, well.stdout, well.stderr):
         assert "canary" not in text
         assert secret not in text
@@ -641,7 +634,7 @@ def test_no_secret_is_shown_and_no_database_exits_75_after_the_rest_was_looked_a
 
 @pytest.mark.parametrize("given", [None, "", "postgresql://u:canary@h@x/db", "nonsense canary"])
 def test_no_database_that_is_named_is_what_cannot_be_told(tmp_path: Path, given: str | None) -> None:
-    done = asked_of(given, tmp_path, "doctor")
+    done = gaffer(given, tmp_path, "doctor")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "cannot tell   address" in done.stdout
     assert "canary" not in done.stdout + done.stderr
@@ -649,7 +642,7 @@ def test_no_database_that_is_named_is_what_cannot_be_told(tmp_path: Path, given:
 
 def test_code_that_cannot_be_loaded_hides_nothing_else(shop: str, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise ValueError('as it was')\n")
-    done = asked_of(shop, tmp_path, "doctor", "-f", "broken.py")
+    done = gaffer(shop, tmp_path, "doctor", "-f", "broken.py")
     assert done.returncode == 1
     assert "ValueError: as it was" in done.stdout
     assert "copy_rows" in done.stdout
@@ -692,11 +685,11 @@ def test_where_dagster_cannot_be_imported_that_is_one_thing_that_is_wrong(
 
 
 def test_a_private_server_is_neither_started_nor_migrated(tmp_path: Path) -> None:
-    assert asked_of("local", tmp_path, "doctor").returncode == 75
+    assert gaffer("local", tmp_path, "doctor").returncode == 75
     assert list(tmp_path.iterdir()) == []
     url = local.start(tmp_path / ".gaffer")
     try:
-        done = asked_of("local", tmp_path, "doctor", "--json")
+        done = gaffer("local", tmp_path, "doctor", "--json")
         told = {each["name"]: each for each in map(json.loads, done.stdout.splitlines())}
         assert (done.returncode, told["schema"]["cure"]) == (1, "gaffer migrate"), done.stderr
         assert jobs.query(url, "select to_regnamespace('gaffer')") == [(None,)]

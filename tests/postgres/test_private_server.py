@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -15,18 +14,13 @@ import pytest
 from gaffer_dagster import local
 from gaffer_dagster.errors import LocalPostgresError
 from gaffer_dagster.store import db
-from tests.support import jobs
+from tests.support import jobs, warm
 
 
 def gaffer(
     folder: Path, *words: str, url: str | None = None, given: str = "", **more: str
 ) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("GAFFER_DATABASE_URL", "PGPASSWORD")}
-    named = {} if url is None else {"GAFFER_DATABASE_URL": url}
-    return subprocess.run(
-        [sys.executable, "-m", "gaffer_dagster.cli", *words],
-        cwd=folder, env=kept | named | more, input=given, capture_output=True, text=True, timeout=90,
-    )  # fmt: skip
+    return warm.gaffer(url, folder, *words, given=given, **more)
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.errors import BatchEndedError, LeaseLostError, ProtectedTableError, UnknownJobError
 from gaffer_dagster.store import db, protect, tables
 from gaffer_dagster.store.operations import Operator, rename
-from tests.postgres.test_command import gaffer
 from tests.postgres.test_migrations import RUNNER
 from tests.support import jobs, protocol, roles, tools, variants
+from tests.support.warm import gaffer
 
 WHO = Operator("ann", "in a test")
 SPEC = jobs.spec()

@@ -12,9 +12,10 @@ from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.errors import BadInputError, ClockSkewError
 from gaffer_dagster.testing import Clock
-from tests.postgres.test_command import gaffer, told
+from tests.postgres.test_command import told
 from tests.support import jobs, protocol, ticking, variants
 from tests.support.ticking import DAY, MINUTE, SECOND, Ticking, at, hours
+from tests.support.warm import gaffer
 
 INTERVALS = EachInterval(settle="1s", start=at(0))
 JOB = """

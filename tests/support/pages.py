@@ -35,7 +35,7 @@ import yaml
 from markdown_it import MarkdownIt
 from psycopg.conninfo import conninfo_to_dict
 
-from tests.support import tools
+from tests.support import tools, warm
 
 ROOT = Path(__file__).parents[2]
 _LONGEST = 120
@@ -103,7 +103,12 @@ class Page:
         self._sessions: dict[str, subprocess.Popen[str]] = {}
         self._state = folder / ".state"
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("GAFFER_", "DAGSTER_", "PG"))}
-        path = [str(Path(sys.executable).parent), str(Path(tools.of_postgres("psql")).parent), kept["PATH"]]
+        path = [
+            str(warm.folder()),
+            str(Path(sys.executable).parent),
+            str(Path(tools.of_postgres("psql")).parent),
+            kept["PATH"],
+        ]
         self._environment = {
             **kept,
             "PATH": os.pathsep.join(path),
