@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from decimal import Decimal
 
@@ -15,7 +14,7 @@ from rich.console import Console
 
 import demo
 from gaffer_dagster.store import db, prepare
-from tests.support import jobs
+from tests.support import jobs, warm
 from tests.support.faults import backends, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -52,7 +51,7 @@ def test_a_year_of_flights_is_added_up_once_under_kills(flights: str, tmp_path: 
     with open(module, "w") as file:
         file.write(MODULE)
     environment = {**os.environ, "GAFFER_DATABASE_URL": flights, "PYTHONPATH": str(demo.HERE)}
-    command = [sys.executable, "-m", "gaffer_dagster.cli", "run", "carrier_delay", "-f", module, "-q"]
+    command = warm.command("run", "carrier_delay", "-f", module, "-q")
 
     def start() -> subprocess.Popen[bytes]:
         environment["BATCH_ROWS"] = str(chance.choice([97, 1_000, 3_333, 10_000]))

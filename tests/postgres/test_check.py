@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -22,7 +21,7 @@ from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine import watch
 from gaffer_dagster.store import db
 from gaffer_dagster.testing import Clock
-from tests.support import jobs, protocol, ticking
+from tests.support import jobs, protocol, ticking, warm
 from tests.support.receivers import HttpReceiver
 from tests.support.ticking import HOUR, Ticking, at
 
@@ -203,7 +202,7 @@ def test_the_loop_looks_again_and_again_until_a_signal(hourly: Make, number: sig
     job = hourly()
     job.clock.set(at(1.6))
     process = subprocess.Popen(
-        [sys.executable, "-m", "gaffer_dagster.cli", "watch", "--every", "1s", "--name", "here", "--json"],
+        warm.command("watch", "--every", "1s", "--name", "here", "--json"),
         env={**os.environ, "GAFFER_DATABASE_URL": job.url},
         stderr=subprocess.PIPE,
         text=True,
@@ -223,7 +222,7 @@ def test_the_loop_looks_again_and_again_until_a_signal(hourly: Make, number: sig
 def test_the_loop_outlives_the_database(url: str, hourly: Make) -> None:
     job = hourly()
     process = subprocess.Popen(
-        [sys.executable, "-m", "gaffer_dagster.cli", "watch", "--every", "1s", "--name", "here"],
+        warm.command("watch", "--every", "1s", "--name", "here"),
         env={**os.environ, "GAFFER_DATABASE_URL": job.url},
         stderr=subprocess.PIPE,
         text=True,

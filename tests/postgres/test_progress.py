@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import subprocess
-import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from gaffer_dagster.domain.progress import BACKLOG_CEILING, Progress
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.testing import Clock
-from tests.support import jobs
+from tests.support import jobs, warm
 
 NOW = datetime(2027, 1, 1, tzinfo=timezone.utc)
 AT_ONCE = timedelta(0)
@@ -152,7 +151,7 @@ def test_a_run_that_is_capped_and_cannot_count_what_is_left_is_capped(url: str) 
 def _gaffer_run(url: str, folder: Path, where: str = "true", **streams: Any) -> subprocess.Popen[bytes]:
     (folder / "defs.py").write_text(FILE.replace('"id")', f'"id", where="{where}")'))
     return subprocess.Popen(
-        [sys.executable, "-m", "gaffer_dagster.cli", "run", "copy_rows", "-f", "defs.py"],
+        warm.command("run", "copy_rows", "-f", "defs.py"),
         cwd=folder,
         env={**os.environ, "GAFFER_DATABASE_URL": url, "TERM": "xterm", "COLUMNS": "120"},
         **streams,
