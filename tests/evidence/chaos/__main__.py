@@ -18,7 +18,7 @@ from tests.support.faults import say
 
 ROUND = 200
 """Faults in a round. What was judged is noted after each."""
-EVERY, OF_DAGSTER, SLOWLY = 4, 60, 1.0
+EVERY, OF_DAGSTER, SLOWLY = 4, 40, 1.0
 """One in so many rounds has a Dagster at work, which takes its time: with so many faults, so many a second."""
 
 

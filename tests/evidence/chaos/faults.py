@@ -287,14 +287,15 @@ TABLE: dict[str, Fault] = {
     "clock forth": Fault(_clock_forth, 2),
     "clock back": Fault(_clock_back, 1.5),
     "database's clock": Fault(_other_clocks, 0.7),
-    "kill a run of Dagster's": Fault(dagster_faults.kill_run, 24, "dagster"),
-    "kill a step of Dagster's": Fault(dagster_faults.kill_step, 16, "dagster"),
-    "kill the run of a step": Fault(dagster_faults.orphan_step, 24, "dagster"),
-    "kill the run of a step, stop the step": Fault(dagster_faults.stop_orphaned_step, 24, "dagster"),
-    "stop a run of Dagster's": Fault(dagster_faults.stop_run, 24, "dagster"),
-    "terminate a run of Dagster's": Fault(dagster_faults.terminate_run, 24, "dagster"),
-    "kill a daemon": Fault(dagster_faults.kill_daemon, 6, "dagster"),
-    "stop a daemon": Fault(dagster_faults.stop_daemon, 6, "dagster"),
+    # Drawn far more often than it strikes: a run takes seconds to be there, and a few at once are launched.
+    "kill a run of Dagster's": Fault(dagster_faults.kill_run, 144, "dagster"),
+    "kill a step of Dagster's": Fault(dagster_faults.kill_step, 96, "dagster"),
+    "kill the run of a step": Fault(dagster_faults.orphan_step, 144, "dagster"),
+    "kill the run of a step, stop the step": Fault(dagster_faults.stop_orphaned_step, 144, "dagster"),
+    "stop a run of Dagster's": Fault(dagster_faults.stop_run, 144, "dagster"),
+    "terminate a run of Dagster's": Fault(dagster_faults.terminate_run, 144, "dagster"),
+    "kill a daemon": Fault(dagster_faults.kill_daemon, 24, "dagster"),
+    "stop a daemon": Fault(dagster_faults.stop_daemon, 24, "dagster"),
 }
 KINDS = [kind for name in TABLE for kind in (CUTS if name == "cut" else [name])]
 """All that is ever counted."""
