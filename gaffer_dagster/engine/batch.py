@@ -6,6 +6,7 @@ is written elsewhere (another connection, a file, a service) does not; pass `fen
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,12 @@ from gaffer_dagster.engine.log import Log
 from gaffer_dagster.engine.sources import Page, Source
 from gaffer_dagster.errors import BadInputError, BatchEndedError
 from gaffer_dagster.store import batches, db, due_sql, payload, tables
+
+# Past the guarded connection, as through psycopg's `pgconn` or in a child process, such code is only found out.
+_LEAVE = (
+    "What it had written before a COMMIT of its own is kept, unless the table is protected, and comes again: leave the "
+    "transaction to gaffer, and protect= the tables, so that nothing is kept"
+)
 
 
 class Batch:
@@ -50,9 +57,10 @@ class Batch:
         self._page = page
         self._source = source
         self._connection = connection
+        self._guarded = batches.BatchConnection(connection, self._before, self._after)
         self._check = check
         self._open = True
-        self._thread = threading.get_ident()
+        self._thread = os.getpid(), threading.get_ident()
         self._error: BaseException | None = None
         self._tables: dict[str, tables.Table] = {}
 
@@ -91,9 +99,9 @@ class Batch:
         self.cursor().executemany(query, params)
 
     def cursor(self, *, row_factory: Any = None) -> batches.BatchCursor:
-        """A psycopg cursor on the batch's connection, for several results or another `row_factory`."""
-        cursor = batches.BatchCursor(self._connection)
-        cursor.before, cursor.after = self._before, self._after
+        """A psycopg cursor on the batch's connection, for several results or another `row_factory`. Nothing else sends
+        on that connection: its commit(), close() and so on are refused, and so is a cursor of another class."""
+        cursor = batches.BatchCursor(self._guarded)
         if row_factory is not None:
             cursor.row_factory = row_factory
         return cursor
@@ -154,9 +162,9 @@ class Batch:
 
     def _before(self) -> None:
         """Raises where no further statement may be sent."""
-        if threading.get_ident() != self._thread:
+        if (os.getpid(), threading.get_ident()) != self._thread:  # a forked child has the thread's number, too
             raise BatchEndedError(
-                f"batch {self.number} belongs to the thread that it was handed to; let that one write"
+                f"batch {self.number} belongs to the process and thread that it was handed to; let that one write"
             )
         if not self._open:
             raise BatchEndedError(
@@ -168,8 +176,10 @@ class Batch:
                 f"an earlier statement of this batch failed ({db.primary_message(self._error)}), so nothing of it "
                 "will be kept; let the error pass, and use batch.savepoint() for a part that may fail"
             ) from self._error
+        if db.is_busy(self._connection):
+            raise self._busy()
         if not db.in_transaction(self._connection):
-            raise BatchEndedError("the transaction of this batch was ended by its own code; leave that to gaffer")
+            raise BatchEndedError(f"the transaction of this batch was ended by its own code. {_LEAVE}")
 
     def _after(self, error: BaseException) -> None:
         if self._error is None and not db.in_transaction(self._connection):
@@ -179,5 +189,14 @@ class Batch:
         """The function has returned: nothing more may be sent. Gives the error that it may have swallowed."""
         self._open = False
         if self._error is None and db.was_closed(self._connection):
-            return BatchEndedError("the connection of this batch was closed by its own code; leave that to gaffer")
+            return BatchEndedError(f"the connection of this batch was closed by its own code. {_LEAVE}")
+        if self._error is None and db.is_busy(self._connection):
+            return self._busy()
         return self._error
+
+    def _busy(self) -> BatchEndedError:
+        """What is sent now would wait for that statement, and no timeout reaches a server that waits for its client."""
+        return BatchEndedError(
+            f"a statement that batch {self.number} sent past gaffer is still under way (a COPY or a stream that was "
+            "not taken to its end), so nothing of the batch is kept; use batch.copy(), and batch.execute() with a LIMIT"
+        )

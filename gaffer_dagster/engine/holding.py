@@ -99,6 +99,15 @@ class Holding:
         if connection is not None and self.may_cancel:
             db.cancel_running(connection)
 
+    def _cut(self, other: Callable[[], db.Connection]) -> None:
+        connection = self._connection
+        if connection is not None and self.may_cancel and db.is_busy(connection):
+            self._log.warning("cuts its connection", why="what runs on it was cancelled in vain")
+            try:
+                db.cut(connection, other)
+            except Exception as error:  # tried again
+                self._log.warning("not cut", error=db.primary_message(error))
+
     # ── what is held ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
@@ -120,6 +129,7 @@ class Holding:
             deadline=deadline,
             parent=parent,
             cancel=self._cancel,
+            cut=self._cut,
             log=log,
         )
         self._keeper.start()
@@ -142,6 +152,11 @@ class Holding:
         # The keeper looks only now and then; what the server cuts at its own limit meanwhile is cut at the deadline.
         past = Stop.DEADLINE if self.left <= timedelta() else None
         return self._keeper.stopped or past
+
+    @property
+    def stood_still(self) -> timedelta:
+        """For how long, in all, this process was kept from running."""
+        return timedelta() if self._keeper is None else self._keeper.stood_still
 
     def lost(self) -> LeaseLostError:
         """What to raise where the keeper has found that the lease is lost."""

@@ -2,8 +2,9 @@
 
 A thread with a connection of its own. It renews at a third of the lease; when the fence is gone, the deadline is past,
 or the process that started the run is no longer there, it says so in `stopped` and cancels whatever the run's own
-connection is doing, again and again until the run has noticed. It never decides that a batch may commit: only the
-database does.
+connection is doing, again and again until the run has noticed. What takes no notice (a COPY that waits for its
+client, which no time limit of the server's reaches) loses its connection ten seconds later: an open transaction holds
+up others. It never decides that a batch may commit: only the database does.
 
 When the next run may take the lease (of 60 s, renewed every 20 s) from a holder that says no more; what that one still
 does is never committed afterwards:
@@ -52,6 +53,9 @@ class Stop(str, Enum):
 
 _LOOK_EVERY = 0.5
 _CANCEL_EVERY = 0.2
+_CUT_AFTER = 10.0
+# A wait that took so much longer than it was to, while the process did nothing, was no wait.
+_STANDSTILL = 5.0
 
 
 class Keeper(threading.Thread):
@@ -67,6 +71,7 @@ class Keeper(threading.Thread):
         deadline: float,
         parent: int | None,
         cancel: Callable[[], None],
+        cut: Callable[[Callable[[], db.Connection]], None],
         log: Log,
     ) -> None:
         super().__init__(name=f"gaffer-keeper-{lease.job}", daemon=True)
@@ -80,10 +85,13 @@ class Keeper(threading.Thread):
         self._parent = parent
         self._worker = threading.current_thread()
         self._cancel = cancel
+        self._cut = cut
         self._log = log
         self._ended = threading.Event()
         self._renewing = threading.Lock()
         self._connection: db.Connection | None = None
+        self._stood_still = 0.0
+        self._waits: tuple[float, float] | None = None  # until when, and the time that the process had worked by then
 
     def run(self) -> None:
         renew_at = time.monotonic() + self._every
@@ -113,8 +121,25 @@ class Keeper(threading.Thread):
         self._ended.set()
         self.join(timeout=0.5)
 
+    @property
+    def stood_still(self) -> timedelta:
+        """For how long, in all, this process was stopped (SIGSTOP, a machine that was paused), or kept from running."""
+        return timedelta(seconds=self._stood_still + self._standstill(self._waits))
+
+    def _standstill(self, waits: tuple[float, float] | None) -> float:
+        if waits is None:
+            return 0.0
+        until, worked = waits
+        late = time.monotonic() - until
+        return late if late > _STANDSTILL and time.process_time() - worked < late / 2 else 0.0
+
     def _wait(self, seconds: float) -> bool:
-        return not self._ended.wait(seconds)
+        # Whoever wakes first, this thread or the run's, finds how late it is.
+        self._waits = time.monotonic() + seconds, time.process_time()
+        is_over = self._ended.wait(seconds)
+        late, self._waits = self._standstill(self._waits), None
+        self._stood_still += late
+        return not is_over
 
     def _must_stop(self) -> Stop | None:
         if not self._worker.is_alive() or (self._parent is not None and os.getppid() != self._parent):
@@ -134,12 +159,11 @@ class Keeper(threading.Thread):
             if self._lease is None:
                 return None, time.monotonic() + 0.1
             try:
-                if self._connection is None:
-                    self._connection = self._connect()
-                if leases.renew(self._connection, self._lease, self._duration):
+                connection = self._own()
+                if leases.renew(connection, self._lease, self._duration):
                     self._log.debug("renewed", fence=self._lease.fence)
                     return None, time.monotonic() + self._every
-                self.lost = leases.lost(self._connection, self._lease)
+                self.lost = leases.lost(connection, self._lease)
                 return Stop.LOST, 0.0
             except Exception as error:  # a lock timeout or a broken connection is no lost lease: the batch decides
                 if not (db.is_database_error(error) or isinstance(error, DatabaseUnavailableError)):
@@ -151,5 +175,13 @@ class Keeper(threading.Thread):
                 return None, time.monotonic() + 1.0
 
     def _insist(self) -> None:
+        cut_at = time.monotonic() + _CUT_AFTER
         while self._wait(_CANCEL_EVERY):
             self._cancel()
+            if time.monotonic() >= cut_at:
+                self._cut(self._own)
+
+    def _own(self) -> db.Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = self._connect()
+        return self._connection

@@ -25,7 +25,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from gaffer_dagster.domain.due import PendingRows
-from gaffer_dagster.domain.duration import show_duration
+from gaffer_dagster.domain.duration import in_words, show_duration
 from gaffer_dagster.domain.held import HeldBy
 from gaffer_dagster.domain.item import Failed, Settled
 from gaffer_dagster.domain.lease import LEASE, Lease
@@ -568,10 +568,16 @@ class Run:
         return f"the process that started this run of job {self.spec.name!r} is gone; nothing more is written"
 
     def _too_slow(self) -> str:
+        still = timedelta(seconds=round(self._holding.stood_still.total_seconds()))
+        cure = (
+            f"This process stood still for {in_words(still)} of that (it was stopped, or its machine paused): no bound "
+            "needs to be changed for it"
+            if still
+            else "Let a batch be smaller (bounds: batch_rows) or the timeout longer"
+        )
         return (
             f"batch {self._batches + 1} of job {self.spec.name!r} was cut at the run's deadline of "
-            f"{show_duration(self._limits.timeout)}; {self._batches} were committed. Let a batch be smaller "
-            "(bounds: batch_rows) or the timeout longer"
+            f"{show_duration(self._limits.timeout)}; {self._batches} were committed. {cure}"
         )
 
     def _again_or_raise(self, error: Exception) -> None:

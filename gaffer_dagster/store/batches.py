@@ -1,13 +1,15 @@
 """The transaction of one batch: marked and bounded at its begin, verified in the message that commits it.
 
 The user's statements go through `BatchCursor`, which sends one statement at a time (the server refuses two in one
-message of the extended protocol) and refuses, before it is sent, what would end the transaction or outlive it.
+message of the extended protocol) and refuses, before it is sent, what would end the transaction or outlive it. Its
+connection is a `BatchConnection`, on which nothing else sends.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
@@ -79,32 +81,77 @@ def lock(connection: db.Connection, lease: Lease) -> str | None:
     return None if row is None else row[0]
 
 
-class BatchCursor(psycopg.Cursor[TupleRow]):
-    """A psycopg cursor within a batch. `before` is asked before each statement and raises where none may follow;
-    `after` is told of each error."""
+class BatchConnection(psycopg.Connection[TupleRow]):
+    """The batch's session as its function sees it: commit(), another kind of cursor, COPY and so on are refused before
+    anything is sent. What they end or keep open would be committed without fence and watermark, or never end.
 
-    before: Callable[[], None]
-    after: Callable[[BaseException], None]
+    `before` is asked before each statement of a `BatchCursor`, and raises where none may follow; `after` is told of
+    each error.
+    """
+
+    def __init__(
+        self, session: db.Connection, before: Callable[[], None], after: Callable[[BaseException], None]
+    ) -> None:
+        super().__init__(session.pgconn, tuple_row)
+        self._adapters = session.adapters  # a type that is registered with one is known to both
+        self._autocommit = True
+        self.prepare_threshold = None
+        self.cursor_factory = BatchCursor
+        self._before, self._after = before, after
+        self._sends = False
+
+    @contextmanager
+    def statement(self) -> Generator[None]:
+        """Within it, one statement is sent."""
+        self._before()
+        self._sends = True
+        try:
+            yield
+        except BaseException as error:
+            self._after(error)
+            raise
+        finally:
+            self._sends = False
+
+    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        # All that psycopg sends goes through here, and has not begun yet.
+        if not self._sends:
+            self._refuse()
+        return super().wait(gen, *args, **kwargs)
+
+    def close(self) -> None:
+        self._refuse()
+
+    def __enter__(self) -> NoReturn:
+        self._refuse()
+
+    def __del__(self, *_: Any) -> None:
+        """The session is gaffer's to close."""
+
+    def _refuse(self) -> NoReturn:
+        raise BatchEndedError(
+            "nothing was sent: the connection of a batch is gaffer's to commit and to close, and only batch.execute() "
+            "and a batch.cursor() send on it; use those, batch.savepoint() for a part that may fail, batch.copy() for "
+            "COPY, and a connection of your own for anything else"
+        )
+
+
+class BatchCursor(psycopg.Cursor[TupleRow]):
+    """A psycopg cursor within a batch."""
+
+    _conn: BatchConnection
 
     def execute(
         self, query: Any, params: Any = None, *, prepare: bool | None = None, binary: bool | None = None
     ) -> Any:
         self._refuse_control(query)
-        self.before()
-        try:
+        with self._conn.statement():
             return super().execute(query, params, prepare=prepare, binary=binary)
-        except BaseException as error:
-            self.after(error)
-            raise
 
     def executemany(self, query: Any, params_seq: Any, *, returning: bool = False) -> None:
         self._refuse_control(query)
-        self.before()
-        try:
+        with self._conn.statement():
             super().executemany(query, params_seq, returning=returning)
-        except BaseException as error:
-            self.after(error)
-            raise
 
     def copy(self, *_: Any, **__: Any) -> NoReturn:
         raise BatchEndedError(
@@ -194,7 +241,9 @@ def set_savepoint(connection: db.Connection) -> sql.Identifier:
 
 
 def roll_back_to(connection: db.Connection, name: sql.Identifier) -> bool:
-    """False: the whole transaction is gone."""
+    """False: the whole transaction is gone, or will be: a statement is still under way in it."""
+    if db.is_busy(connection):
+        return False
     try:
         connection.execute(sql.SQL("rollback to {0}; release {0}").format(name))
     except psycopg.Error:

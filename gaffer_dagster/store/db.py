@@ -7,10 +7,12 @@ sets nothing for the session, so that PgBouncer in transaction mode works by con
 
 from __future__ import annotations
 
+import os
 import re
 import select
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+import socket
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -245,6 +247,11 @@ def in_transaction(connection: Connection) -> bool:
     return connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
 
 
+def is_busy(connection: Connection) -> bool:
+    """A statement is under way, or its answer has not been read to the end."""
+    return connection.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE
+
+
 def was_closed(connection: Connection) -> bool:
     """By this process, and not by the server or the network."""
     return connection.closed and not connection.broken
@@ -264,11 +271,26 @@ def is_cut(connection: Connection) -> bool:
 
 def cancel_running(connection: Connection) -> None:
     """Cancels the statement that runs on this connection, if one does. May be called from another thread."""
-    if connection.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+    if is_busy(connection):
         try:
             connection.cancel_safe(timeout=2)
         except psycopg.Error:
             return  # the connection is gone, and its statement with it
+
+
+def cut(connection: Connection, other: Callable[[], Connection]) -> None:
+    """Ends the session of a connection that another thread uses, whatever it does; closing it stays with that thread.
+    `other` is who may ask the server for it."""
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.pgconn.socket)) as line:
+        line.shutdown(socket.SHUT_RDWR)  # a server that reads, or a pooler, takes notice
+    # One that writes need not; and behind a pooler the number is none of the server's, hence the name.
+    other().execute(
+        """
+        select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
+         where pid = %s and usename = current_user and application_name = %s
+        """,
+        [connection.info.backend_pid, connection.info.parameter_status("application_name")],
+    )
 
 
 @contextmanager
@@ -321,7 +343,9 @@ def give_up(connection: Connection) -> None:
 def committed(cursor: psycopg.Cursor[Row]) -> Row:
     """The one row that the statements of a message returned, once the server's command tag says COMMIT.
 
-    A transaction that an error has spoilt answers COMMIT with a silent ROLLBACK; drivers say nothing.
+    A transaction that an error has spoilt answers COMMIT with a silent ROLLBACK; drivers say nothing. Any other answer
+    is one to something else: somebody shares the connection. Whether it was committed is then as unknown as where the
+    connection is lost, and is raised as that.
     """
     answer: Row | None = None
     while True:
@@ -330,8 +354,13 @@ def committed(cursor: psycopg.Cursor[Row]) -> Row:
         tag = cursor.statusmessage
         if not cursor.nextset():
             break
+    if tag == "ROLLBACK":
+        raise BatchEndedError("the server answered ROLLBACK to COMMIT: nothing of this transaction was kept")
     if tag != "COMMIT" or answer is None:
-        raise BatchEndedError(f"the server answered {tag} to COMMIT: nothing of this transaction was kept")
+        raise psycopg.OperationalError(
+            f"the server answered {tag} to COMMIT: another process or thread uses this connection (a fork?), and took "
+            "the answer; let each have its own"
+        )
     return answer
 
 

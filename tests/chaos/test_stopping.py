@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import time
 from datetime import timedelta
 
 import psycopg
@@ -115,4 +117,27 @@ def test_a_run_that_was_stopped_past_its_lease_goes_on_if_nobody_took_it(
     engine.go()
     ending = engine.ends()
     assert (ending.error, ending.outcome, ending.items, ending.fence) == (None, "succeeded", 30, 1)
+    invariants.check(url, complete=True)
+
+
+def test_a_run_that_was_stopped_past_its_deadline_says_so(engines: Engines, url: str) -> None:
+    """Nobody is to make batches smaller for it."""
+    jobs.make_source(url, 30)
+    invariants.watch(url)
+    faults.settle(url)
+    engine = engines.start(Plan(url, stop_at=str(Station.APPLIED), nth=2, timeout="5s"))
+    engine.reaches(str(Station.APPLIED))
+    engine.pause()
+    time.sleep(8)
+    engine.resume()
+    engine.go()
+    assert engine.ends().error == "DeadlinePassedError"
+    [(outcome, error)] = jobs.query(url, "select outcome, error from gaffer.job_runs")
+    assert outcome == "timed_out"
+    assert re.search(
+        r"batch 2 of job 'copy_rows' was cut at .* 1 were committed\. This process stood still for ", error
+    )
+    assert "no bound needs to be changed" in error
+    assert "smaller" not in error
+    engines.finish(url)
     invariants.check(url, complete=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
@@ -19,8 +20,9 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from gaffer_dagster.domain.run import Outcome, RunRecord
+from gaffer_dagster.engine import keeper
 from gaffer_dagster.engine.batch import Batch
-from gaffer_dagster.errors import BadInputError, BatchEndedError, GafferError
+from gaffer_dagster.errors import BadInputError, BatchEndedError, DeadlinePassedError, GafferError
 from tests.support import jobs, protocol
 from tests.support.protocol import Actor, until
 
@@ -177,37 +179,175 @@ def test_streaming_is_refused(work: Any) -> None:
     assert work(tries).outcome is Outcome.SUCCEEDED
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_a_commit_through_the_bare_connection_is_found_out(url: str, work: Any, again: bool) -> None:
+# What psycopg offers on a connection, and what it does with one whose cursor is of another kind.
+BESIDE_THE_BATCH: list[Callable[[psycopg.Connection[Any]], Any]] = [
+    lambda connection: connection.commit(),
+    lambda connection: connection.rollback(),
+    lambda connection: connection.close(),
+    lambda connection: connection.__enter__(),
+    lambda connection: connection.transaction().__enter__(),
+    lambda connection: connection.pipeline().__enter__(),
+    lambda connection: setattr(connection, "autocommit", False),
+    lambda connection: connection.set_read_only(True),
+    lambda connection: connection.tpc_begin("x"),
+    lambda connection: next(connection.notifies(timeout=0)),
+    lambda connection: connection.cursor("named").execute("select 1"),
+    lambda connection: psycopg.ClientCursor(connection).execute("commit; begin"),
+    lambda connection: psycopg.Cursor(connection).execute("commit; begin"),
+    lambda connection: psycopg.RawCursor(connection).executemany("commit", [[]]),
+    lambda connection: next(psycopg.Cursor(connection).stream("select generate_series(1, 100000)")),
+    lambda connection: psycopg.Cursor(connection).copy("copy target from stdin").__enter__(),
+]
+
+
+def test_nothing_but_a_batchs_cursor_sends_on_its_connection(url: str, work: Any) -> None:
+    """What the batch has written before would be committed without it, and come again."""
+
+    def tries(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        connection = batch.cursor().connection
+        for use in BESIDE_THE_BATCH:
+            with pytest.raises(BatchEndedError, match=r"nothing was sent.*use those, batch\.savepoint"):
+                use(connection)
+        for text in ("commit", "set search_path = evil"):
+            with pytest.raises(BatchEndedError, match="was not sent"):
+                connection.execute(text)
+        for send in (connection.cursor().copy, connection.cursor().stream):
+            with pytest.raises(BatchEndedError, match="no timeout"):
+                send("copy target from stdin")
+        assert connection.execute("select count(*) from target").fetchone() == (1,)
+        assert sql.Identifier("a").as_string(connection) == '"a"'
+
+    assert work(tries).outcome is Outcome.SUCCEEDED
+    assert jobs.query(url, "select count(*) from target") == [(1,)]
+
+
+def test_a_type_that_is_registered_with_the_batchs_connection_is_known_to_its_rows(url: str, work: Any) -> None:
+    class Amount(int):
+        pass
+
+    class AmountDumper(psycopg.adapt.Dumper):
+        def dump(self, obj: Amount) -> bytes:
+            return str(obj + 1).encode()
+
+    def registers(batch: Batch) -> None:
+        batch.cursor().connection.adapters.register_dumper(Amount, AmountDumper)
+        assert batch.execute("select %s::int", [Amount(1)]).fetchone() == (2,)
+
+    assert work(registers).outcome is Outcome.SUCCEEDED
+
+
+def send(batch: Batch, statement: bytes) -> None:
+    """Past everything that gaffer and psycopg look at."""
+    batch.cursor().connection.pgconn.exec_(statement)
+
+
+@pytest.mark.parametrize("statement", [b"commit", b"commit; begin"])
+def test_a_commit_past_the_guarded_connection_is_found_out(url: str, work: Any, statement: bytes) -> None:
     """GF004. What it committed stays committed, and unfenced; it is said, not prevented."""
 
     def ends(batch: Batch) -> None:
         jobs.copy_rows(batch)
-        connection = batch.cursor().connection
-        connection.commit()
-        if again:
-            connection.execute("begin")
+        send(batch, statement)
+        if b"begin" in statement:
             jobs.copy_rows(batch)
 
     with pytest.raises(BatchEndedError, match="ended by its own code"):
         work(ends)
     outcome, sqlstate, error = last_run(url)
     assert (outcome, sqlstate) == ("failed", None)
-    assert "ended by its own code" in error
+    assert "ended by its own code. What it had written before a COMMIT of its own is kept" in error
+    assert "and comes again: leave the transaction to gaffer, and protect= the tables, so that nothing is kept" in error
     assert jobs.query(url, "select position from gaffer.job_watermark") == [(None,)]
     assert jobs.query(url, "select count(*) from target") == [(1,)]
 
 
 def test_a_connection_that_is_closed_by_the_batch_is_not_taken_for_a_lost_one(url: str, work: Any) -> None:
-    """It would be done again, and again unfenced: psycopg's `with connection` commits, then closes."""
+    """It would be done again, and again unfenced."""
 
     def closes(batch: Batch) -> None:
-        with batch.cursor().connection:
-            jobs.copy_rows(batch)
+        jobs.copy_rows(batch)
+        send(batch, b"commit")
+        psycopg.Connection.close(batch._connection)
 
     with pytest.raises(BatchEndedError, match="closed by its own code"):
         work(closes)
     assert last_run(url)[0] == "failed"
+    assert jobs.query(url, "select count(*) from target") == [(1,)]
+
+
+ENDLESS = [b"copy target from stdin", b"select repeat('x', 1000) from generate_series(1, 1000000)"]
+
+
+@pytest.mark.parametrize("statement", ENDLESS)
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_statement_that_was_left_open_fails_the_batch_at_once(
+    url: str, work: Any, statement: bytes, goes_on: bool
+) -> None:
+    """Whatever is sent then would wait for it, and no timeout reaches a server that waits for its client."""
+
+    def leaves(batch: Batch) -> None:
+        batch.cursor().connection.pgconn.send_query(statement)
+        if goes_on:
+            jobs.copy_rows(batch)
+
+    with pytest.raises(BatchEndedError, match=r"is still under way.*use batch\.copy"):
+        work(leaves)
+    assert last_run(url)[0] == "failed"
+    assert jobs.query(url, "select count(*) from target") == [(0,)]
+
+
+@pytest.mark.parametrize("statement", ENDLESS)
+def test_a_statement_that_takes_no_cancel_loses_its_connection(
+    url: str, work: Any, statement: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function is busy with something else, while its transaction holds up everybody."""
+    monkeypatch.setattr(keeper, "_CUT_AFTER", 0.5)
+    is_open = "select 1 from pg_stat_activity where application_name = 'gaffer:copy_rows' and backend_xid is not null"
+
+    def leaves(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        batch.cursor().connection.pgconn.send_query(statement)
+        assert jobs.query(url, is_open)
+        until(lambda: not jobs.query(url, is_open))
+
+    with pytest.raises(DeadlinePassedError, match="cut at the run's deadline of 2s"):
+        work(leaves, timeout="2s")
+    assert last_run(url)[0] == "timed_out"
+    assert jobs.query(url, "select count(*) from target") == [(0,)]
+
+
+def test_a_commit_whose_answer_another_process_took_is_looked_for(url: str, work: Any) -> None:
+    """A child of a fork has the connection, too. Only ROLLBACK says that nothing was kept."""
+
+    def forks(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        child = os.fork()
+        if not child:
+            with suppress(BaseException):
+                batch.cursor().connection.pgconn.send_query(b"select 1")  # its answer is for whoever reads
+            os._exit(0)
+        os.waitpid(child, 0)
+
+    record = work(forks)
+    assert (record.outcome, record.items, record.batches, record.fence) == (Outcome.SUCCEEDED, 1, 1, 2)
+    assert jobs.query(url, "select count(*) from target") == [(1,)]
+
+
+def test_a_forked_child_may_not_use_the_batch(url: str, work: Any) -> None:
+    def forks(batch: Batch) -> None:
+        child = os.fork()
+        if not child:
+            try:
+                jobs.copy_rows(batch)
+            except BatchEndedError as error:
+                os._exit(7 if "belongs to the process" in str(error) else 1)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        jobs.copy_rows(batch)
+
+    assert work(forks).fence == 1
     assert jobs.query(url, "select count(*) from target") == [(1,)]
 
 
@@ -218,9 +358,9 @@ def test_copy_through_execute_fails_the_batch(url: str, work: Any) -> None:
     assert protocol.outcomes(url) == ["failed", "failed"]
 
 
-def test_a_statement_after_such_a_commit_is_refused(url: str, work: Any) -> None:
+def test_a_statement_after_such_an_end_is_refused(url: str, work: Any) -> None:
     def goes_on(batch: Batch) -> None:
-        batch.cursor().connection.rollback()
+        send(batch, b"rollback")
         jobs.copy_rows(batch)
 
     with pytest.raises(BatchEndedError, match="ended by its own code"):

@@ -235,16 +235,24 @@ def _sends_commit(batch: Batch) -> None:
 
 
 def _commits(batch: Batch) -> None:
-    batch.cursor().connection.commit()
+    batch._connection.commit()  # past the guarded one
 
 
 def _begins_anew(batch: Batch) -> None:
-    batch.cursor().connection.commit()
-    batch.cursor().connection.execute("begin")
+    batch._connection.commit()
+    batch._connection.execute("begin")
 
 
 def _closes(batch: Batch) -> None:
-    batch.cursor().connection.close()
+    batch._connection.close()
+
+
+_OPEN: list[Any] = []
+
+
+def _leaves_a_stream(batch: Batch) -> None:
+    _OPEN.append(batch._connection.cursor().stream("select generate_series(1, 1000000)"))
+    next(_OPEN[-1])
 
 
 @pytest.mark.parametrize(
@@ -255,6 +263,7 @@ def _closes(batch: Batch) -> None:
         (_commits, "BatchEndedError: .* ended by its own code"),
         (_begins_anew, "ended by its own code"),
         (_closes, "BatchEndedError: .* closed by its own code"),
+        (_leaves_a_stream, "BatchEndedError: .* is still under way"),
     ],
 )
 def test_a_row_whose_work_exits_or_ends_the_transaction_is_parked_and_the_others_are_done(

@@ -55,6 +55,7 @@ class Plan:
     die_at: int | None = None
     """Kills itself before its nth message to the server; `sent`: after sending it, before its answer."""
     sent: bool = False
+    timeout: str = "5m"
     batch_timeout: str | None = None
     network: str | None = None
     """The network namespace that it lives in."""
@@ -108,7 +109,7 @@ def _run(way: Way, plan: Plan) -> Ending:
     if plan.variant is not None:
         variants.patch(plan.variant)
     error: BaseException | None = None
-    job = jobs.spec(batch_rows=10, batches=plan.batches, batch_timeout=plan.batch_timeout)
+    job = jobs.spec(batch_rows=10, batches=plan.batches, timeout=plan.timeout, batch_timeout=plan.batch_timeout)
     lease = timedelta(seconds=plan.lease)
     try:
         with open_run(job, plan.url, log=jobs.LOG, observe=observe, lease=lease) as opened:

@@ -586,8 +586,9 @@ begin
             using errcode = 'invalid_parameter_value';
     end if;
     if current_setting('gaffer.batch', true) is distinct from p_batch::text then
-        raise exception 'the transaction of this batch of job "%" was ended by its own code', p_job
-            using errcode = 'GF004';
+        raise exception 'the transaction of this batch of job "%" was ended by its own code. What it had written before '
+            'a COMMIT of its own is kept, unless the table is protected, and comes again: leave the transaction to '
+            'gaffer, and protect= the tables, so that nothing is kept', p_job using errcode = 'GF004';
     end if;
     perform 1 from gaffer.job_lease
       where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id for no key update;
