@@ -7,7 +7,7 @@ number.)
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 from typing_extensions import LiteralString
 
@@ -42,14 +42,19 @@ def open_before(connection: db.Connection, mark: str) -> str | None:
 
 # In any database of the server: a backend or a prepared transaction. Its number, its names and what it calls itself
 # are for everybody to see; since when it is open is not. (What a replication slot or a standby holds back is only the
-# removal of old rows.) It is ended by its number too, since the pid may be another's by then.
+# removal of old rows.) It is ended by its number too, since the pid may be another's by then; but a batch of another
+# job is healthy as long as it may take, where nobody has set another time.
+_A_BATCH = timedelta(minutes=10)
 _HOLDER: LiteralString = """
     select a.pid, a.usename, a.datname, nullif(a.application_name, ''), a.xact_start,
            pg_catalog.pg_has_role('pg_read_all_stats', 'usage')
                or coalesce(pg_catalog.pg_has_role(a.usesysid, 'usage'), false),
            pg_catalog.format('%%I', current_user),
-           pg_catalog.format('select pg_terminate_backend(pid) from pg_stat_activity'
-                             ' where pid = %%s and backend_xid = %%L', a.pid, held.xid),
+           case when a.application_name like 'gaffer:%%'
+                     and coalesce(a.xact_start > pg_catalog.clock_timestamp() - %s::interval, true)
+                then 'wait for it: a batch of gaffer''s ends with its batch_timeout'
+                else pg_catalog.format('select pg_terminate_backend(pid) from pg_stat_activity'
+                                       ' where pid = %%s and backend_xid = %%L', a.pid, held.xid) end,
            pg_catalog.format('%%L', p.gid), p.owner, p.database, p.prepared
       from (select %s::xid8::xid as xid) as held
       left join pg_catalog.pg_stat_activity a on a.backend_xid = held.xid
@@ -59,7 +64,7 @@ _HOLDER: LiteralString = """
 
 def holder(connection: db.Connection, xid: str) -> HeldBy:
     """Who has this transaction open."""
-    row = connection.execute(_HOLDER, [xid]).fetchone()
+    row = connection.execute(_HOLDER, [_A_BATCH, xid]).fetchone()
     assert row is not None  # noqa: S101 — one row by construction
     pid, user, database, application, began_at, may_see, role, cure, gid, owner, place, prepared_at = row
     if place is not None:

@@ -126,6 +126,23 @@ def test_the_backend_that_holds_is_named_and_ended_by_what_is_said(
         holder.close()
 
 
+def test_a_batch_of_another_job_is_waited_for_and_only_an_old_one_is_to_be_ended(
+    url: str, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(server, WRITES, application="gaffer:other_job") as holder:
+        record = standing(url)
+        assert record.held_by is not None
+        assert "application gaffer:other_job" in record.held_by.who
+        assert record.held_by.cure == "wait for it: a batch of gaffer's ends with its batch_timeout"
+        assert "To end it: wait for it" in invoke(url, "status").stdout
+        monkeypatch.setattr(horizon, "_A_BATCH", timedelta(microseconds=1))
+        old = jobs.run(jobs.spec(), url).held_by
+        assert old is not None
+        assert old.cure is not None
+        assert jobs.query(url, old.cure) == [(True,)]
+        holder.close()
+
+
 @pytest.mark.parametrize(
     "statement",
     [
