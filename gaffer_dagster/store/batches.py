@@ -183,6 +183,12 @@ _OUTLIVES = re.compile(
     r"(?:deallocate|discard|listen|load|prepare|reset|unlisten|set(?!\s+(?:local|constraints)\b)|declare\b.*\bwith\s+hold)\b",
     re.IGNORECASE | re.DOTALL,
 )
+# As it is usually written; what a function does within is not seen.
+_FOR_THE_SESSION = re.compile(
+    r"\bset_config\s*\((?:[^()]|\([^()]*\))*,\s*(?:is_local\s*(?:=>|:=)\s*)?(?:false|'f(?:alse)?'|'off'|'no?'|'0')"
+    r"(?:\s*::\s*bool(?:ean)?)?\s*\)",
+    re.IGNORECASE,
+)
 
 
 def refuse_control(text: str) -> None:
@@ -200,6 +206,11 @@ def refuse_control(text: str) -> None:
     if _OUTLIVES.match(rest):
         raise BatchEndedError(
             f"{first!r} was not sent: it would outlive the batch and leak through a pooler; use SET LOCAL, or none"
+        )
+    if _FOR_THE_SESSION.search(text):
+        raise BatchEndedError(
+            "set_config(…, false) was not sent: it would outlive the batch and leak through a pooler; write true, "
+            "which is for this batch only"
         )
 
 

@@ -96,6 +96,10 @@ OUTLIVES: list[Any] = [
     "prepare p as select 1",
     "declare c cursor with hold for select 1",
     "declare c no scroll cursor\nwith hold for select 1",
+    "select set_config('search_path', 'evil', false)",
+    "SELECT pg_catalog.set_config ('default_transaction_read_only', 'on', is_local => FALSE), 1",
+    "select set_config('search_path', current_setting('search_path') || ',evil', 'f'::boolean)",
+    "with a as (select set_config('role', 'postgres', false)) select * from a",
 ]
 
 
@@ -126,6 +130,8 @@ def test_what_only_looks_like_control_is_sent(url: str, work: Any) -> None:
         batch.execute("set local work_mem = '8MB'")
         batch.execute("SET  LOCAL search_path = public")
         batch.execute("set constraints all deferred")
+        batch.execute("select set_config('work_mem', '8MB', true), coalesce(null, false)")
+        batch.execute("select set_config('my.own', coalesce(current_setting('my.own', true), 'a'), true)")
         batch.execute("select 'commit', /* rollback */ 1 -- end")
         batch.execute("/* begin */ select 1")
         batch.execute("create temp table committed (n int) on commit drop")
