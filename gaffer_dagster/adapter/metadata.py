@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any, cast
@@ -106,7 +107,32 @@ def of_progress(progress: Progress, spec: JobSpec) -> dict[str, Any]:
 
 def of_function(told: Mapping[str, Any]) -> dict[str, Any]:
     """What the user's function said. The work is committed, so a value that Dagster does not take is shown as text."""
-    return {key: value if _is_taken(value) else _as_text(value) for key, value in told.items()}
+    return presentable({key: value if _is_taken(value) else _as_text(value) for key, value in told.items()})
+
+
+def presentable(told: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The same metadata without what a page could not show (text that is no text), or should not (passwords)."""
+    return {_each_text(key): _presentable(value) for key, value in told.items()}
+
+
+def _presentable(value: Any) -> Any:
+    try:
+        packed = json.loads(dg.serialize_value(dg.AssetObservation("probe", metadata={"probe": value})))
+    except Exception:  # Dagster has its own word for it
+        return value
+    shown = _each_text(packed)
+    if shown == packed:
+        return value
+    return dg.deserialize_value(json.dumps(shown), dg.AssetObservation).metadata["probe"]
+
+
+def _each_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return db.presentable(value)
+    if isinstance(value, dict):
+        pairs = cast("dict[str, Any]", value).items()
+        return {db.presentable(key): _each_text(each) for key, each in pairs}
+    return [_each_text(each) for each in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 def _is_taken(value: Any) -> bool:

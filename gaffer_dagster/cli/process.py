@@ -13,7 +13,7 @@ from typing import TextIO
 import click
 
 from gaffer_dagster.cli.command import printable
-from gaffer_dagster.engine.log import JsonFormatter
+from gaffer_dagster.engine.log import BriefFormatter, JsonFormatter
 
 
 class _Told(KeyboardInterrupt):
@@ -48,7 +48,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-class _Formatter(logging.Formatter):
+class _Formatter(BriefFormatter):
     """What a user's function raised may hold anything; its traceback keeps its lines."""
 
     def format(self, record: logging.LogRecord) -> str:

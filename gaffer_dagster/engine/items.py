@@ -69,4 +69,4 @@ def work_on(
 def failure(key: str, error: BaseException, *, charged: bool = False) -> Failed:
     # An error that was swallowed, and came back when the batch was used again, is the one to record.
     first = error.__cause__ if isinstance(error, BatchEndedError) and error.__cause__ is not None else error
-    return Failed(key, db.primary_message(first)[:2000], db.sqlstate(first), charged)
+    return Failed(key, db.primary_message(first), db.sqlstate(first), charged)

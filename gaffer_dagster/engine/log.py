@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import traceback
 from collections.abc import MutableMapping
 from datetime import datetime, timedelta, timezone
 from typing import Any, cast
 
 import structlog
+
+from gaffer_dagster.store import db
 
 Log = structlog.stdlib.BoundLogger
 
@@ -28,7 +31,14 @@ def wrap(logger: logging.Logger, **fields: Any) -> Log:
     return cast("Log", log).bind(**fields)
 
 
-class JsonFormatter(logging.Formatter):
+class BriefFormatter(logging.Formatter):
+    """Shows an exception as Python does, without passwords, and no part of it that is too long to be read."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 — logging's name
+        return "\n".join(db.brief(part.rstrip("\n")) for part in traceback.format_exception(*ei))
+
+
+class JsonFormatter(BriefFormatter):
     """One JSON object a line: time, level, logger, event and its fields. For any `logging.Handler`, also by name in
     the `dagster_handler_config` of a dagster.yaml."""
 

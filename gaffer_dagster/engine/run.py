@@ -381,7 +381,7 @@ class Run:
     def _take_back(self, key: str, backoff: timedelta, error: BaseException) -> None:
         """The attempt that was charged to a row which was worked on alone: it is not the row that is wrong."""
         self._holding.roll_back()
-        why = db.primary_message(error)[:2000]
+        why = db.primary_message(error)
         try:
             pending_rows.charge(self._holding.aside(), self._holding.lease, key, backoff, not_its_fault=why)
         except Exception as second:  # no room for that either; the first error is the one to hear
@@ -661,7 +661,7 @@ class Run:
                 oldest_due_at=self._source.due_since(connection, self._position) if outcome is Outcome.CAPPED else None,
                 held_by=self._held_by,
                 sqlstate=None if error is None else db.sqlstate(error),
-                error=self._row_errors() if error is None else db.primary_message(error)[:2000],
+                error=self._row_errors() if error is None else db.primary_message(error),
                 batches=self._batches,
             )
             return ending, runs.get(connection, lease.run_id)

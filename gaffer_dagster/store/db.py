@@ -207,9 +207,12 @@ _CURES = {
 }
 
 
+MOST_SAID = 2000
+
+
 def primary_message(error: BaseException) -> str:
     """What happened, and the cure where the server itself is in trouble; without the values of rows (which a database
-    error carries in its DETAIL), as text that the database can store."""
+    error carries in its DETAIL), as text that the database can store, of `MOST_SAID` characters at most."""
     if isinstance(error, psycopg.Error):
         text = error.diag.message_primary or (str(error).strip().splitlines() or [type(error).__name__])[0]
         if (cure := _CURES.get(error.sqlstate or "")) is not None:
@@ -221,6 +224,20 @@ def primary_message(error: BaseException) -> str:
             text = f"{name}: {error}"
         except Exception:  # its own __str__ fails; what it is called is still worth recording
             text = f"{name} (which cannot say more)"
+    return brief(text)
+
+
+def brief(text: str) -> str:
+    """What `presentable` makes of it, cut where it has more than `MOST_SAID` characters."""
+    said = presentable(text[: 10 * MOST_SAID])  # a password that is cut there is far behind what is kept
+    if len(said) <= MOST_SAID and len(text) <= 10 * MOST_SAID:
+        return said
+    cut = f"… (cut; it has {len(text):,} characters)"
+    return said[: MOST_SAID - len(cut)] + cut
+
+
+def presentable(text: str) -> str:
+    """`text` as a database, a log and a page can have it: without what is no character, and without passwords."""
     return redact(text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode())
 
 

@@ -362,6 +362,11 @@ def test_metadata_that_dagster_cannot_take_is_shown_as_text_and_fails_nothing(ur
             "mine": 3,
             "text": "as it is",
             "markdown": dg.MetadataValue.md("*so*"),
+            "no \udce9 text": "\ud800",
+            "paths": {"\udce9": ["a\udce9", {"b": "\ud800"}]},
+            "about": dg.MetadataValue.md("caf\udce9 at postgresql://bob:SECRET@h/db"),
+            "url": "postgresql://bob:SECRET@h/db",
+            "listed urls": [{"url": "postgresql://bob:SECRET@h/db"}],
             "gaffer/items": 4711,
             "gaffer/outcome": "mine",
         }
@@ -378,8 +383,24 @@ def test_metadata_that_dagster_cannot_take_is_shown_as_text_and_fails_nothing(ur
     assert "something odd" in str(found["nested"])
     assert "something odd" in str(found["listed"])
     assert (found["gaffer/items"], found["gaffer/outcome"]) == (2, "succeeded")
+    assert (found["no ? text"], found["paths"]) == ("?", {"?": ["a?", {"b": "?"}]})
+    assert found["about"] == "caf? at postgresql://bob:***@h/db"
+    assert (found["url"], found["listed urls"]) == ("postgresql://bob:***@h/db", [{"url": "postgresql://bob:***@h/db"}])
     assert jobs.query(url, "select outcome from gaffer.job_runs") == [("succeeded",)]
     assert jobs.query(url, "select count(*) from target") == [(2,)]
+
+
+def test_what_a_definition_says_can_be_shown_too() -> None:
+    shown = gd.gaffer_asset(
+        due=gd.NewRows("source", "id"),
+        name="described",
+        description="caf\udce9",
+        metadata={"from": "postgresql://bob:SECRET@h/db", "\ud800": dg.MetadataValue.path("a\udce9"), "three": 3},
+    )(jobs.copy_rows)
+    spec = shown.get_asset_spec()
+    assert (spec.description or "").startswith("caf?\n")
+    told = {key: getattr(value, "value", value) for key, value in spec.metadata.items()}
+    assert (told["from"], told["?"], told["three"]) == ("postgresql://bob:***@h/db", "a?", 3)
 
 
 # ── which jobs a module defines ──────────────────────────────────────────────────────────────────────────────────

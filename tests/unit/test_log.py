@@ -14,7 +14,8 @@ import pytest
 import structlog
 
 from gaffer_dagster.domain.run import Outcome
-from gaffer_dagster.engine.log import JsonFormatter, wrap
+from gaffer_dagster.engine.log import BriefFormatter, JsonFormatter, wrap
+from gaffer_dagster.store import db
 
 AT = datetime(2027, 3, 1, 12, tzinfo=timezone(timedelta(hours=1)))
 
@@ -108,3 +109,18 @@ def test_structlog_is_never_configured_for_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False [] []", done.stderr
     assert not structlog.is_configured()
+
+
+@pytest.mark.parametrize("formatter", [JsonFormatter(), BriefFormatter()])
+def test_an_exception_too_long_to_be_read_is_cut_and_has_no_password(formatter: logging.Formatter) -> None:
+    try:
+        raise ValueError("postgresql://bob:SECRET@h/db " + "x" * 20_000_000)
+    except ValueError as error:
+        record = logging.LogRecord("gaffer", logging.ERROR, "", 0, "failed", None, (type(error), error, None))
+        said = db.primary_message(error)
+    shown = formatter.format(record)
+    assert len(said) == db.MOST_SAID
+    assert len(shown) < 2 * db.MOST_SAID
+    for text in (said, shown):
+        assert "ValueError: postgresql://bob:***@h/db xxx" in text
+        assert "(cut; it has 20,000,0" in text
