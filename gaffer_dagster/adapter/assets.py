@@ -23,13 +23,13 @@ from typing_extensions import LiteralString, Unpack
 
 from gaffer_dagster.adapter import checks, metadata
 from gaffer_dagster.adapter.freshness import policy_of
-from gaffer_dagster.adapter.metadata import of_definition
+from gaffer_dagster.adapter.metadata import of_definition, presentable
 from gaffer_dagster.adapter.pools import pool_of
 from gaffer_dagster.adapter.resource import GafferResource, resource_of
 from gaffer_dagster.domain import page
 from gaffer_dagster.domain.alert import Alerts
 from gaffer_dagster.domain.bounds import Bounds
-from gaffer_dagster.domain.due import Due
+from gaffer_dagster.domain.due import Due, EachInterval, Elapsed, NewRows, PendingRows
 from gaffer_dagster.domain.lint import lint
 from gaffer_dagster.domain.progress import Progress
 from gaffer_dagster.domain.run import RunRecord
@@ -205,7 +205,7 @@ def gaffer_asset(
 
     if positional or due is None:
         raise BadSpecError("gaffer_asset: give due= by its name, as in @gd.gaffer_asset(due=gd.NewRows('t', key='id'))")
-    _refuse(others)
+    _refuse(others, due)
     _check_kind("metadata", metadata, "a dict", isinstance(metadata, Mapping))
     _check_kind("description", description, "text", isinstance(description, str))
     _check_kind("kinds", kinds, "a set of text", _is_of_text(kinds))
@@ -239,7 +239,7 @@ def gaffer_asset(
             for warning in said.warnings:
                 warnings.warn(f"job {spec.name!r}: {warning}", GafferWarning, stacklevel=2 if sql is None else 3)
         doc = None if isinstance(work, SqlWork) else getattr(work, "__doc__", None)
-        job = GafferJob(spec, work, database, page.description(spec, description or doc))
+        job = GafferJob(spec, work, database, db.presentable(page.description(spec, description or doc)))
 
         @dg.asset(
             name=asset_name,
@@ -249,7 +249,7 @@ def gaffer_asset(
             group_name=group_name,
             owners=owners,
             tags=tags,
-            metadata={**of_definition(spec), **(metadata or {})},
+            metadata={**of_definition(spec), **presentable(metadata or {})},
             kinds=set(kinds) if kinds is not None else {"postgres"},
             code_version=code_version,
             freshness_policy=policy_of(spec, now),
@@ -285,10 +285,27 @@ class _InSql(dg.AssetsDefinition):
         return super().__call__(*args, **options)
 
 
-def _refuse(others: Mapping[str, object]) -> None:
+# What has options of its own, and by which of ours it is given.
+_ELSEWHERE: Mapping[type, str] = {
+    NewRows: "due",
+    PendingRows: "due",
+    EachInterval: "due",
+    Elapsed: "due",
+    Bounds: "bounds",
+    Alerts: "alerts",
+    Schedule: "schedule",
+}
+
+
+def _refuse(others: Mapping[str, object], due: Due) -> None:
     for name in others:
         if name in _REFUSED:
             raise BadSpecError(f"gaffer_asset: {name}= is not taken: {_REFUSED[name]}; leave it out")
+        for kind, option in sorted(_ELSEWHERE.items(), key=lambda each: not isinstance(due, each[0])):
+            if name in inspect.signature(kind).parameters:
+                raise BadSpecError(
+                    f"gaffer_asset: {name}= belongs in {option}=gd.{kind.__name__}(…, {name}=…); write it there"
+                )
         near = get_close_matches(name, _Options.__annotations__, 1)
         raise BadSpecError(
             f"gaffer_asset: {name}= is unknown; " + (f"did you mean {near[0]}=?" if near else "leave it out")

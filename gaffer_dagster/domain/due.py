@@ -296,11 +296,17 @@ class Intervals:
         start = _in_zone(due.start, zone, f"{where}: EachInterval: start")
         until = _in_zone(due.until, zone, f"{where}: EachInterval: until")
         for field, value in (("start", start), ("until", until)):
-            if value is not None and grid.latest(value) != value:
+            if value is None or (tick := grid.latest(value)) == value:
+                continue
+            if tick is None:
                 raise BadSpecError(
-                    f"{where}: EachInterval: {field}={show_local(value, schedule.timezone)} is not the end of an "
-                    f"interval; the next is {show_local(grid.next(value), schedule.timezone)}"
+                    f"{where}: EachInterval: {field}={show_local(value, schedule.timezone)} is before all ticks, which "
+                    f"begin with 1970 in UTC; the next is {show_local(grid.next(value), schedule.timezone)}"
                 )
+            raise BadSpecError(
+                f"{where}: EachInterval: {field}={show_local(value, schedule.timezone)} is not the end of an "
+                f"interval; the next is {show_local(grid.next(value), schedule.timezone)}"
+            )
         if start is not None and until is not None and start >= until:
             raise BadSpecError(
                 f"{where}: EachInterval: start={show_local(start, schedule.timezone)} is not before "

@@ -250,6 +250,11 @@ MISTAKES = [
     lambda: gd.gaffer_asset(due="source")(work),  # due is a str; give
     lambda: gd.gaffer_asset(work),  # give due= by its name
     lambda: gd.gaffer_asset(due=DUE, shedule=None),  # shedule= is unknown; did you mean schedule=
+    lambda: gd.gaffer_asset(due=DUE, parallel=2),  # parallel= belongs in due=gd.PendingRows.…, parallel=….; write
+    lambda: gd.gaffer_asset(due=gd.Elapsed(), settle="1h"),  # settle= belongs in due=gd.Elapsed.…, settle=
+    lambda: gd.gaffer_asset(due=DUE, batch_rows=5),  # batch_rows= belongs in bounds=gd.Bounds
+    lambda: gd.gaffer_asset(due=DUE, grace="5m"),  # grace= belongs in alerts=gd.Alerts
+    lambda: gd.gaffer_asset(due=DUE, timezone="UTC"),  # timezone= belongs in schedule=gd.Schedule
     lambda: gd.gaffer_asset(due=DUE, retry_policy=dg.RetryPolicy()),  # retry_policy= is not taken: the next tick
     lambda: gd.gaffer_asset(due=DUE)(no_batch),  # 'no_batch' takes no Batch; write
     lambda: gd.gaffer_asset(due=DUE)(with_context),  # 'with_context' takes 'batch', which is no resource

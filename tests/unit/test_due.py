@@ -132,6 +132,15 @@ def test_the_grid_is_the_schedules_own_where_no_other_is_given() -> None:
     assert window == Window(datetime(2013, 1, 1, 11, tzinfo=UTC), datetime(2013, 1, 2, 11, tzinfo=UTC))
 
 
+def test_a_bound_before_all_ticks_is_refused_by_that_name() -> None:
+    """In 1970 London was an hour ahead of UTC all winter, and its first midnight is in 1969 there."""
+    due, london = EachInterval("@daily", start="1970-01-01"), Schedule("@daily", "Europe/London")
+    with pytest.raises(
+        BadSpecError, match=r"is before all ticks, which begin with 1970 in UTC; the next is 1970-01-02T"
+    ):
+        Intervals.of(due, london, "a")
+
+
 def test_bounds_off_the_grid_are_refused_naming_the_next() -> None:
     with pytest.raises(BadSpecError, match=r"job 'a'.*start=2012-12-31T19:00:00-05:00 is not.*2013-01-01T00:00:00-05"):
         intervals(start=datetime(2013, 1, 1, tzinfo=UTC))
