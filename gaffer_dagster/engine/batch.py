@@ -57,7 +57,6 @@ class Batch:
         self._page = page
         self._source = source
         self._connection = connection
-        self._guarded = batches.BatchConnection(connection, self._before, self._after)
         self._check = check
         self._open = True
         self._thread = os.getpid(), threading.get_ident()
@@ -101,7 +100,8 @@ class Batch:
     def cursor(self, *, row_factory: Any = None) -> batches.BatchCursor:
         """A psycopg cursor on the batch's connection, for several results or another `row_factory`. Nothing else sends
         on that connection: its commit(), close() and so on are refused, and so is a cursor of another class."""
-        cursor = batches.BatchCursor(self._guarded)
+        # Its own, not kept here: the batch, with its rows, would be in a cycle, and stay until one is looked for.
+        cursor = batches.BatchCursor(batches.BatchConnection(self._connection, self._before, self._after))
         if row_factory is not None:
             cursor.row_factory = row_factory
         return cursor

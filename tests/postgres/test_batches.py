@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import os
+import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
@@ -23,6 +26,7 @@ from gaffer_dagster.domain.run import Outcome, RunRecord
 from gaffer_dagster.engine import keeper
 from gaffer_dagster.engine.batch import Batch
 from gaffer_dagster.errors import BadInputError, BatchEndedError, DeadlinePassedError, GafferError
+from gaffer_dagster.store import batches, db
 from tests.support import jobs, protocol
 from tests.support.protocol import Actor, until
 
@@ -228,6 +232,38 @@ def test_nothing_but_a_batchs_cursor_sends_on_its_connection(url: str, work: Any
     assert jobs.query(url, "select count(*) from target") == [(1,)]
 
 
+def test_without_that_what_it_wrote_is_kept_and_comes_again(
+    url: str, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commits(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        batch.cursor().connection.commit()
+
+    with pytest.raises(BatchEndedError, match="nothing was sent"):
+        work(commits)
+    monkeypatch.setattr(batches.BatchConnection, "wait", psycopg.Connection.wait)
+    with pytest.raises(BatchEndedError, match="ended by its own code"):
+        jobs.run(SPEC, url, commits)
+    assert jobs.run(SPEC, url).items == 1
+    assert jobs.query(url, "select count(*) from target") == [(2,)]
+
+
+def test_a_batch_that_was_used_is_gone_with_its_rows_once_nobody_has_it(url: str, work: Any) -> None:
+    """Not when somebody looks for cycles: there are many batches, of many rows."""
+    kept: list[weakref.ref[Batch]] = []
+
+    def uses(batch: Batch) -> None:
+        jobs.copy_rows(batch)
+        kept.append(weakref.ref(batch))
+
+    gc.disable()
+    try:
+        work(uses)
+    finally:
+        gc.enable()
+    assert kept[0]() is None
+
+
 def test_a_type_that_is_registered_with_the_batchs_connection_is_known_to_its_rows(url: str, work: Any) -> None:
     class Amount(int):
         pass
@@ -303,19 +339,32 @@ def test_a_statement_that_was_left_open_fails_the_batch_at_once(
     assert jobs.query(url, "select count(*) from target") == [(0,)]
 
 
+def fails(*_: Any) -> Any:
+    raise OSError("not now")
+
+
 @pytest.mark.parametrize("statement", ENDLESS)
+@pytest.mark.parametrize("without", ["the server's help", "shutting the socket down", "either"])
 def test_a_statement_that_takes_no_cancel_loses_its_connection(
-    url: str, work: Any, statement: bytes, monkeypatch: pytest.MonkeyPatch
+    url: str, work: Any, statement: bytes, without: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The function is busy with something else, while its transaction holds up everybody."""
     monkeypatch.setattr(keeper, "_CUT_AFTER", 0.5)
+    if without != "the server's help":
+        monkeypatch.setattr(os, "dup", fails)
+    if without != "shutting the socket down":
+        monkeypatch.setattr(keeper.Keeper, "_own", fails)
     is_open = "select 1 from pg_stat_activity where application_name = 'gaffer:copy_rows' and backend_xid is not null"
 
     def leaves(batch: Batch) -> None:
         jobs.copy_rows(batch)
         batch.cursor().connection.pgconn.send_query(statement)
         assert jobs.query(url, is_open)
-        until(lambda: not jobs.query(url, is_open))
+        if without == "either":
+            time.sleep(4)
+            assert jobs.query(url, is_open)
+        else:
+            until(lambda: not jobs.query(url, is_open))
 
     with pytest.raises(DeadlinePassedError, match="cut at the run's deadline of 2s"):
         work(leaves, timeout="2s")
@@ -323,7 +372,9 @@ def test_a_statement_that_takes_no_cancel_loses_its_connection(
     assert jobs.query(url, "select count(*) from target") == [(0,)]
 
 
-def test_a_commit_whose_answer_another_process_took_is_looked_for(url: str, work: Any) -> None:
+def test_a_commit_whose_answer_another_process_took_is_looked_for(
+    url: str, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A child of a fork has the connection, too. Only ROLLBACK says that nothing was kept."""
 
     def forks(batch: Batch) -> None:
@@ -338,6 +389,11 @@ def test_a_commit_whose_answer_another_process_took_is_looked_for(url: str, work
     record = work(forks)
     assert (record.outcome, record.items, record.batches, record.fence) == (Outcome.SUCCEEDED, 1, 1, 2)
     assert jobs.query(url, "select count(*) from target") == [(1,)]
+    # What is taken for a failure is not looked for, and was kept.
+    monkeypatch.setattr(db, "lost_connection", lambda error: False)
+    with pytest.raises(psycopg.OperationalError, match="answered SELECT 1 to COMMIT: another process"):
+        work(forks)
+    assert jobs.query(url, "select count(*) from target") == [(2,)]
 
 
 def test_a_forked_child_may_not_use_the_batch(url: str, work: Any) -> None:
