@@ -97,7 +97,7 @@ class BatchConnection(psycopg.Connection[TupleRow]):
         self._autocommit = True
         self.prepare_threshold = None
         self.cursor_factory = BatchCursor
-        self._before, self._after = before, after
+        self._session, self._before, self._after = session, before, after
         self._sends = False
 
     @contextmanager
@@ -117,7 +117,7 @@ class BatchConnection(psycopg.Connection[TupleRow]):
         # All that psycopg sends goes through here, and has not begun yet.
         if not self._sends:
             self._refuse()
-        return super().wait(gen, *args, **kwargs)
+        return self._session.wait(gen, *args, **kwargs)
 
     def close(self) -> None:
         self._refuse()

@@ -285,7 +285,7 @@ def send(batch: Batch, statement: bytes) -> None:
 
 
 @pytest.mark.parametrize("statement", [b"commit", b"commit; begin"])
-def test_a_commit_past_the_guarded_connection_is_found_out(url: str, work: Any, statement: bytes) -> None:
+def test_a_commit_past_the_batchs_connection_is_found_out(url: str, work: Any, statement: bytes) -> None:
     """GF004. What it committed stays committed, and unfenced; it is said, not prevented."""
 
     def ends(batch: Batch) -> None:
