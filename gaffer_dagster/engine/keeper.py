@@ -180,6 +180,7 @@ class Keeper(threading.Thread):
             self._cancel()
             if time.monotonic() >= cut_at:
                 self._cut(self._own)
+                cut_at = time.monotonic() + _CUT_AFTER
 
     def _own(self) -> db.Connection:
         if self._connection is None or self._connection.closed:

@@ -62,7 +62,7 @@ def _readable(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> tupl
         f"{key}={_show(value, bare=key == 'cure')}" for key, value in fields.items() if key not in ("event", "job")
     )
     text = f"{fields.get('job', 'gaffer')} {fields['event']}" + (f": {shown}" if shown else "")
-    return (text,), {"extra": {"gaffer": fields}, "exc_info": exc_info}
+    return (db.presentable(text),), {"extra": {"gaffer": fields}, "exc_info": exc_info}
 
 
 def _show(value: Any, *, bare: bool) -> str:

@@ -111,6 +111,11 @@ def test_structlog_is_never_configured_for_the_process() -> None:
     assert not structlog.is_configured()
 
 
+def test_a_line_is_text_that_dagster_can_store_and_has_no_password(caplog: pytest.LogCaptureFixture) -> None:
+    wrap(logging.getLogger("test_text")).warning("caf\udce9", path="a\udce9", url="postgresql://bob:SECRET@h/db")
+    assert caplog.messages == ["gaffer caf?: path='a\\udce9' url=postgresql://bob:***@h/db"]
+
+
 @pytest.mark.parametrize("formatter", [JsonFormatter(), BriefFormatter()])
 def test_an_exception_too_long_to_be_read_is_cut_and_has_no_password(formatter: logging.Formatter) -> None:
     try:
