@@ -118,12 +118,11 @@ def presentable(told: Mapping[Any, Any]) -> dict[Any, Any]:
 def _presentable(value: Any) -> Any:
     try:
         packed = json.loads(dg.serialize_value(dg.AssetObservation("probe", metadata={"probe": value})))
+        if (shown := _each_text(packed)) == packed:
+            return value
+        return dg.deserialize_value(json.dumps(shown), dg.AssetObservation).metadata["probe"]
     except Exception:  # Dagster has its own word for it
         return value
-    shown = _each_text(packed)
-    if shown == packed:
-        return value
-    return dg.deserialize_value(json.dumps(shown), dg.AssetObservation).metadata["probe"]
 
 
 def _each_text(value: Any) -> Any:
@@ -137,8 +136,9 @@ def _each_text(value: Any) -> Any:
 
 def _is_taken(value: Any) -> bool:
     try:
-        # It is stored only later, and what cannot be would fail the step.
-        dg.serialize_value(dg.AssetObservation("probe", metadata={"probe": value}))
+        # It is stored only later, and what cannot be would fail the step; what cannot be read, the asset's page.
+        stored = dg.serialize_value(dg.AssetObservation("probe", metadata={"probe": value}))
+        dg.deserialize_value(stored, dg.AssetObservation)
     except Exception:  # whatever it does not like about it
         return False
     within = value.data if isinstance(value, dg.JsonMetadataValue) else value

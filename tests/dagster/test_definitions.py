@@ -367,6 +367,7 @@ def test_metadata_that_dagster_cannot_take_is_shown_as_text_and_fails_nothing(ur
             "about": dg.MetadataValue.md("caf\udce9 at postgresql://bob:SECRET@h/db"),
             "url": "postgresql://bob:SECRET@h/db",
             "listed urls": [{"url": "postgresql://bob:SECRET@h/db"}],
+            "class": {"__class__": "postgresql://bob:SECRET@h/db"},  # which Dagster would read back as an object
             "gaffer/items": 4711,
             "gaffer/outcome": "mine",
         }
@@ -384,6 +385,7 @@ def test_metadata_that_dagster_cannot_take_is_shown_as_text_and_fails_nothing(ur
     assert "something odd" in str(found["listed"])
     assert (found["gaffer/items"], found["gaffer/outcome"]) == (2, "succeeded")
     assert (found["no ? text"], found["paths"]) == ("?", {"?": ["a?", {"b": "?"}]})
+    assert found["class"] == "{'__class__': 'postgresql://bob:***@h/db'}"
     assert found["about"] == "caf? at postgresql://bob:***@h/db"
     assert (found["url"], found["listed urls"]) == ("postgresql://bob:***@h/db", [{"url": "postgresql://bob:***@h/db"}])
     assert jobs.query(url, "select outcome from gaffer.job_runs") == [("succeeded",)]
