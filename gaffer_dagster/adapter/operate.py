@@ -23,7 +23,7 @@ from gaffer_dagster.domain.page import both_clocks, verbatim
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.engine import redo
 from gaffer_dagster.engine.run import Run
-from gaffer_dagster.engine.watermark import plan_move, said
+from gaffer_dagster.engine.watermark import plan_move, said, where
 from gaffer_dagster.errors import BadInputError, GafferError, JobHeldError
 from gaffer_dagster.store import db, jobs, migrate, operations, watermarks
 from gaffer_dagster.store.operations import Operator
@@ -175,7 +175,7 @@ def _release(asked: _Asked, connection: db.Connection) -> str:
 def _set_watermark(asked: _Asked, connection: db.Connection) -> str:
     record = jobs.get(connection, asked.name)
     move = plan_move(connection, record, asked.config["position"].strip())
-    since, to = (verbatim(said(position, record.timezone)) for position in (record.watermark, move.to))
+    since, to = map(verbatim, (where(record), said(move.to, record.timezone)))
     told = f"{since}, to {to}: {move.means}"
     if asked.config["dry_run"]:
         return f"**Dry run:** the watermark would be moved from {told}. To do it, launch with `dry_run: false`"

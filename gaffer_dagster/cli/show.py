@@ -94,6 +94,11 @@ def print_jobs(records: Sequence[JobRecord]) -> None:
         )
     table.print()
     for record in records:
+        if record.cure_of_watermark is not None:
+            click.echo(
+                f"{record.name}: its watermark is gone, and with it how far it has got, so that its runs fail; say "
+                f"where it is to go on: {record.cure_of_watermark}"
+            )
         if record.held_by is not None:
             click.echo(printable(_held(record, record.held_by)))
 

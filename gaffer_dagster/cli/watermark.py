@@ -15,7 +15,7 @@ from gaffer_dagster.cli.command import (
     tell,
 )
 from gaffer_dagster.domain.amount import counted
-from gaffer_dagster.engine.watermark import due_after, kind_of, plan_move, rows_said, said
+from gaffer_dagster.engine.watermark import due_after, kind_of, plan_move, rows_said, said, where
 from gaffer_dagster.store import adopt, jobs, watermarks
 from gaffer_dagster.store.operations import Operator
 
@@ -35,7 +35,7 @@ def show(job: str, as_json: bool) -> None:
         if as_json:
             tell([{"job": job, "position": record.watermark}])
             return
-        click.echo(printable(f"{job} is {said(record.watermark, record.timezone)}; {due_after(connection, record)}"))
+        click.echo(printable(f"{job} is {where(record)}; {due_after(connection, record)}"))
 
 
 @watermark.command("set", cls=Risky)
@@ -51,7 +51,7 @@ def set_watermark(job: str, position: str, dry_run: bool, operator: Operator) ->
     with opened() as connection:
         record = jobs.get(connection, job)
         move = plan_move(connection, record, position)
-        since, to = said(record.watermark, record.timezone), said(move.to, record.timezone)
+        since, to = where(record), said(move.to, record.timezone)
         click.echo(printable(f"{job} is {since}, and will be {to}: {move.means}"))
         if dry_run:
             return

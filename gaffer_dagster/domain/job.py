@@ -23,7 +23,8 @@ class JobRecord:
     """A row of `gaffer.job` with the live lease beside it, as it was at `seen_at` of the database's clock.
 
     `held_since`: since when something waits for what is open elsewhere; `held_by_since`: since when that is `held_by`.
-    `pruned_until`: what became of ticks up to here is not known any more.
+    `pruned_until`: what became of ticks up to here is not known any more. `watermark_lost`: there is no row of it,
+    which is another thing than a job that is at the beginning.
     """
 
     name: str
@@ -53,6 +54,7 @@ class JobRecord:
     held_by: HeldBy | None
     held_by_since: datetime | None
     watermark: Position | None
+    watermark_lost: bool
     pruned_until: datetime | None
 
     @cached_property
@@ -91,6 +93,15 @@ class JobRecord:
             return None
         over_at = self.seen_at if self.paused_until is None else min(self.seen_at, self.paused_until)
         return tick_from(over_at, self.schedule)
+
+    @property
+    def cure_of_watermark(self) -> str | None:
+        """By which a watermark that is gone is set again. None: it is there, or the job works without."""
+        if not self.watermark_lost or self.spec["due"]["kind"] == "pending_rows":
+            return None
+        if self.spec["due"]["kind"] == "external":
+            return f"select gaffer.set_watermark('{self.name}', null, POSITION, CLUSTER, 'WHO', 'WHY');"
+        return f"gaffer watermark set {self.name} POSITION"
 
     @property
     def after_release(self) -> str:

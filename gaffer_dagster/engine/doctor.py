@@ -205,6 +205,10 @@ def _known(connection: db.Connection, definitions: Sequence[Definition]) -> Iter
         yield Check("jobs", "known", Mark.UNKNOWN, found, "gaffer register MODULE")
     else:
         yield Check("jobs", "known", Mark.OK, f"{len(records):,}")
+    for record in records:
+        if record.cure_of_watermark is not None:
+            found = f"the watermark of job {record.name} is gone, and with it how far it has got, so that its runs fail"
+            yield Check("jobs", "watermarks", Mark.WRONG, found, record.cure_of_watermark)
     names = [definition.spec.name for definition in definitions]
     before = jobs.hashes(connection, names)
     other = [

@@ -47,6 +47,11 @@ def said(position: Position | None, timezone: str) -> str:
     return rows_said(position)
 
 
+def where(record: JobRecord) -> str:
+    """A job's position in words."""
+    return "nowhere (its watermark is gone)" if record.watermark_lost else said(record.watermark, record.timezone)
+
+
 def plan_move(connection: db.Connection, record: JobRecord, text: str) -> Move:
     """What `text` says. Raises `BadInputError` for what cannot be a position of this job, or is none yet."""
     due = kind_of(record)
@@ -58,6 +63,8 @@ def plan_move(connection: db.Connection, record: JobRecord, text: str) -> Move:
 def due_after(connection: db.Connection, record: JobRecord) -> str:
     """How much is due after its watermark, in words."""
     due = kind_of(record)
+    if record.cure_of_watermark is not None:
+        return f"what has been done is not known; say where it is to go on: {record.cure_of_watermark}"
     if not isinstance(due, NewRows):
         intervals = _intervals(record, due)
         since = _since(record, intervals)

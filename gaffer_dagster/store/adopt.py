@@ -216,9 +216,9 @@ def _jobs(connection: db.Connection) -> list[_Job]:
         return cursor.execute(
             """
             select j.name, j.spec -> 'due' as due, w.position as stored, w.cluster,
-                   s.next - ((s.next - w.xmin::text::bigint) & 4294967295) as written,
+                   coalesce(s.next - ((s.next - w.xmin::text::bigint) & 4294967295), s.next) as written,
                    array(select fence from gaffer.job_lease l where l.job = j.name order by slot) as fences
-              from gaffer.job j join gaffer.job_watermark w on w.job = j.name,
+              from gaffer.job j left join gaffer.job_watermark w on w.job = j.name,
                    (select pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint as next) as s
              order by j.name
             """

@@ -117,12 +117,13 @@ def status(connection: db.Connection, job: str | None = None) -> list[JobRecord]
                    j.follow_up_at, l.fence, gaffer.clock() as seen_at,
                    case when l.lease_id is not null then l.owner end as owner,
                    case when l.lease_id is not null then l.lease_until end as lease_until,
-                   r.outcome as last_outcome, r.started_at as last_started_at, r.backlog, w.position as watermark,
+                   r.outcome as last_outcome, r.started_at as last_started_at, r.backlog,
+                   w.position as watermark, w.job is null as watermark_lost,
                    j.held_since, j.held_by, j.held_by_since, j.pruned_until
               from gaffer.job j
               join lateral (select * from gaffer.job_lease where job = j.name
                              order by lease_id is null, lease_until desc, slot limit 1) l on true
-              join gaffer.job_watermark w on w.job = j.name
+              left join gaffer.job_watermark w on w.job = j.name
               left join lateral (
                   select newest.*
                     from gaffer.job_lease s

@@ -81,7 +81,7 @@ FUNCTIONS: Mapping[str, frozenset[str]] = {
             "count_takeover", "drop_guards", "family_of", "forget_delay", "forget_protection", "guard", "is_told",
             "keep_idle", "lease_blockers", "lock_leases", "note_action", "note_or_refuse", "note_parked", "note_pause",
             "note_protection", "note_pruned", "note_work", "protect", "protected_by", "raise_durability",
-            "refuse_lease_move", "refuse_lease_removal", "refuse_smaller_fence", "refuse_write", "settle_items",
+            "refuse_move", "refuse_removal", "refuse_smaller_fence", "refuse_write", "settle_items",
             "stamp_xid", "unprotect", "was_muted",
         ],
         NOBODY,

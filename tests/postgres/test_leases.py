@@ -296,6 +296,9 @@ def test_the_database_refuses_a_fence_that_does_not_grow(url: str, job: Any) -> 
         "update gaffer.job_lease set fence = 0",
         "update gaffer.job_lease set lease_id = gen_random_uuid()",
         "delete from gaffer.job",
+        "delete from gaffer.job_watermark",
+        "truncate gaffer.job_watermark",
+        "update gaffer.job_watermark set job = 'copy_rows'",
     ):
         before = protocol.lease_row(url)
         with pytest.raises(psycopg.Error):

@@ -6,11 +6,16 @@ import contextlib
 from datetime import datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 
 from gaffer_dagster.cli import main
-from gaffer_dagster.errors import LeaseLostError, NotPreparedError
+from gaffer_dagster.domain.due import PendingRows
+from gaffer_dagster.domain.health import Mark
+from gaffer_dagster.domain.spec import JobSpec
+from gaffer_dagster.engine import doctor
+from gaffer_dagster.errors import LeaseLostError, NotPreparedError, UnknownJobError
 from gaffer_dagster.store import db, prepare
 from tests.support import faults, jobs, protocol
 
@@ -142,3 +147,41 @@ def test_rows_with_numbers_of_another_cluster_are_refused_until_they_are_mended(
     faults.settle(url)
     assert jobs.run(jobs.spec(), url).items == 1
     assert jobs.query(url, "select tgenabled from pg_trigger where tgname = 'gaffer_stamp_xid'") == [("A",)]
+
+
+# ── a watermark that is gone ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_job_whose_watermark_is_gone_does_nothing_twice_is_seen_and_is_set_again(done: str) -> None:
+    with pytest.raises(psycopg.Error, match="is never removed: what its job has done"):
+        jobs.execute(done, "delete from gaffer.job_watermark")
+    jobs.execute(done, "alter table gaffer.job_watermark disable trigger user; delete from gaffer.job_watermark")
+    # Neither a run nor a changed definition begins anew.
+    for spec in (jobs.spec(), jobs.spec(batch_rows=7)):
+        with pytest.raises(UnknownJobError, match="is gone, and with it how far it has got; gaffer status copy_rows"):
+            jobs.run(spec, done)
+    assert jobs.query(done, "select count(*) from target") == [(10,)]
+    cure = "gaffer watermark set copy_rows POSITION"
+    shown = CliRunner().invoke(main, ["status"], env={"GAFFER_DATABASE_URL": done}).stdout
+    assert "failed" in shown
+    assert cure in shown
+    (check,) = [each for each in doctor.of_database(done) if each.name == "watermarks"]
+    assert (check.mark, check.cure) == (Mark.WRONG, cure)
+    assert (
+        f"nowhere (its watermark is gone); what has been done is not known; say where it is to go on: {cure}"
+        in said(done, "show", "copy_rows")
+    )
+    said(done, "adopt", "--yes")
+    said(done, "set", "copy_rows", "after:6", "--yes")
+    assert jobs.run(jobs.spec(), done).items == 4
+    assert "gone" not in CliRunner().invoke(main, ["status"], env={"GAFFER_DATABASE_URL": done}).stdout
+
+
+def test_rows_that_carry_their_state_need_no_watermark(url: str) -> None:
+    jobs.execute(url, "create table queue (id int primary key, done_at timestamptz); insert into queue values (1), (2)")
+    spec = JobSpec("claim", PendingRows("queue", "id", pending="done_at is null", done="done_at = now()"))
+    jobs.run(spec, url, lambda batch: None)
+    jobs.execute(url, "alter table gaffer.job_watermark disable trigger user; delete from gaffer.job_watermark")
+    jobs.execute(url, "insert into queue values (3)")
+    assert jobs.run(spec, url, lambda batch: None).items == 1
+    assert "gone" not in CliRunner().invoke(main, ["status"], env={"GAFFER_DATABASE_URL": url}).stdout

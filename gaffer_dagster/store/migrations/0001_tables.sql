@@ -192,19 +192,23 @@ create index operator_action_of_table on gaffer.operator_action ((details ->> 't
     where details ->> 'table' is not null;
 create index operator_action_rename on gaffer.operator_action ((details ->> 'from')) where action = 'rename';
 
--- A fence must never be handed out twice, so a lease row is for ever.
-create function gaffer.refuse_lease_removal() returns trigger
+-- A fence must never be handed out twice, nor anything be done twice, so a job's leases and watermark are for ever.
+create function gaffer.refuse_removal() returns trigger
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    raise exception 'a row of gaffer.job_lease is never removed: its fence must not be handed out twice';
+    raise exception 'a row of gaffer.% is never removed: %', tg_table_name, tg_argv[0];
 end $$;
 
 create trigger keep_lease before delete on gaffer.job_lease
-    for each row execute function gaffer.refuse_lease_removal();
+    for each row execute function gaffer.refuse_removal('its fence must not be handed out twice');
 create trigger keep_leases before truncate on gaffer.job_lease
-    for each statement execute function gaffer.refuse_lease_removal();
+    for each statement execute function gaffer.refuse_removal('its fence must not be handed out twice');
+create trigger keep_watermark before delete on gaffer.job_watermark
+    for each row execute function gaffer.refuse_removal('what its job has done would not be known any more');
+create trigger keep_watermarks before truncate on gaffer.job_watermark
+    for each statement execute function gaffer.refuse_removal('what its job has done would not be known any more');
 
 -- A fence only grows, and a new holder always gets a larger one.
 create function gaffer.refuse_smaller_fence() returns trigger
@@ -222,21 +226,24 @@ end $$;
 create trigger grow_fence before update of fence, lease_id on gaffer.job_lease
     for each row execute function gaffer.refuse_smaller_fence();
 
--- Moved to another job or slot, it would leave room for a new one, whose fence begins at 0. It goes with its job's name.
-create function gaffer.refuse_lease_move() returns trigger
+-- Moved to another job or slot, it would leave room for a new one, whose fence begins at 0, or leave a job without a
+-- watermark. It goes with its job's name.
+create function gaffer.refuse_move() returns trigger
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if new.slot <> old.slot or pg_trigger_depth() < 2 then
-        raise exception 'a row of gaffer.job_lease stays with its job and slot; to give job "%" another name: gaffer rename',
-            old.job;
+    if to_jsonb(new) -> 'slot' is distinct from to_jsonb(old) -> 'slot' or pg_trigger_depth() < 2 then
+        raise exception 'a row of gaffer.% stays with its job, and slot; to give job "%" another name: gaffer rename',
+            tg_table_name, old.job;
     end if;
     return new;
 end $$;
 
 create trigger stay_lease before update of job, slot on gaffer.job_lease
-    for each row execute function gaffer.refuse_lease_move();
+    for each row execute function gaffer.refuse_move();
+create trigger stay_watermark before update of job on gaffer.job_watermark
+    for each row execute function gaffer.refuse_move();
 
 -- What was over before a tick says nothing of it. What delayed one tick may have delayed the next one too.
 create function gaffer.forget_delay() returns trigger

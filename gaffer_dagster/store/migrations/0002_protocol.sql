@@ -13,7 +13,7 @@
 --   GF003  the run is past its deadline
 --   GF004  the transaction of this batch was ended by its own code
 --   GF005  the watermark is not where this batch found it, or batches of this run are lost
---   GF006  no such job, or no such run
+--   GF006  no such job, run or watermark
 --   GF007  a job that is not known does the work of one that is: a rename
 --   GF008  a run is at work, or somebody has locked its lease
 --   GF009  what is said to be done is still pending
@@ -253,7 +253,8 @@ begin
     insert into gaffer.job_lease (job, slot)
     select p_job, slot from generate_series(0, p_slots - 1) as slot
     on conflict do nothing;
-    insert into gaffer.job_watermark (job, updated_at) values (p_job, v_now)
+    -- Of a job that is known it would begin anew what has been done.
+    insert into gaffer.job_watermark (job, updated_at) select p_job, v_now where v_job.name is null
     on conflict do nothing;
     return nullif(v_job.zone_data, p_zone_data);
 end $$;
@@ -604,7 +605,10 @@ begin
            set position = p_to, cluster = p_cluster,
                updated_at = case when position is distinct from p_to then v_now else updated_at end
          where job = p_job and position is not distinct from p_from;
-        if not found then
+        if not found and not exists (select from gaffer.job_watermark where job = p_job) then
+            raise exception 'the watermark of job "%" is gone, and with it how far it has got; gaffer status % has the cure',
+                p_job, p_job using errcode = 'GF006';
+        elsif not found then
             raise exception 'the watermark of job "%" is not where this batch found it', p_job using errcode = 'GF005';
         end if;
     end if;

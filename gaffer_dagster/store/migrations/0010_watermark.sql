@@ -12,6 +12,7 @@ declare
 begin
     perform gaffer.keep_idle(p_job);
     update gaffer.job_lease set fence = fence + 1, lease_id = null, lease_until = 'epoch' where job = p_job;
+    insert into gaffer.job_watermark (job, updated_at) values (p_job, v_now) on conflict do nothing;  -- it was lost
     update gaffer.job_watermark set position = p_to, cluster = p_cluster, updated_at = v_now
      where job = p_job and position is not distinct from p_from;
     if not found then
