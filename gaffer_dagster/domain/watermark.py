@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import cast
 
 Position = Mapping[str, str]
 
@@ -53,9 +54,24 @@ class TimePosition:
 
     @staticmethod
     def read(position: Position | None) -> TimePosition | None:
-        return None if position is None else TimePosition(datetime.fromisoformat(position["until"]))
+        until = TimePosition.until_of(position)
+        return None if until is None else TimePosition(until)
 
     @staticmethod
     def until_of(position: Position | None) -> datetime | None:
         """How far, where the position is one in time."""
-        return datetime.fromisoformat(position["until"]) if position and "until" in position else None
+        try:
+            until = datetime.fromisoformat(position["until"]) if position and "until" in position else None
+        except (TypeError, ValueError):
+            return None
+        return until if until is not None and until.tzinfo is not None else None
+
+
+def is_readable(position: object) -> bool:
+    """One of these wrote it, and no other program."""
+    if not isinstance(position, dict):
+        return position is None
+    texts = {name for name, value in cast("dict[str, object]", position).items() if isinstance(value, str)}
+    if "until" in texts:
+        return TimePosition.until_of(cast(Position, position)) is not None
+    return {"xid", "key"} <= texts or {"cursor", "key"} <= texts

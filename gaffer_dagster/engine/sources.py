@@ -13,13 +13,14 @@ from typing import Any, Protocol
 
 from typing_extensions import assert_never
 
+from gaffer_dagster.domain.amount import shown
 from gaffer_dagster.domain.due import EachInterval, Elapsed, NewRows, PendingRows, Window, prepare_command
 from gaffer_dagster.domain.duration import show_duration
 from gaffer_dagster.domain.held import HeldBy
 from gaffer_dagster.domain.item import Failed
 from gaffer_dagster.domain.lease import LARGEST_SKEW
 from gaffer_dagster.domain.spec import JobSpec
-from gaffer_dagster.domain.watermark import CursorPosition, Position, RowPosition, TimePosition
+from gaffer_dagster.domain.watermark import CursorPosition, Position, RowPosition, TimePosition, is_readable
 from gaffer_dagster.errors import ForeignWatermarkError
 from gaffer_dagster.store import db, due_sql, horizon, new_rows, pending_rows, prepare, tables
 
@@ -133,7 +134,7 @@ def source_of(spec: JobSpec, first_seen_at: datetime) -> Source:
 
 def _other_watermark(job: str, position: Position, wanted: str) -> ForeignWatermarkError:
     return ForeignWatermarkError(
-        f"the watermark of job {job!r} ({dict(position)}) was not written for {wanted}: what the job is due for was "
+        f"the watermark of job {job!r} ({shown(position)}) was not written for {wanted}: what the job is due for was "
         "changed. Nothing was read, since it would be done twice or not at all; give the changed job its own name, "
         f"or say where it is to go on: gaffer watermark set {job} POSITION"
     )
@@ -180,7 +181,7 @@ class _NewRowsSource:
         return f"{self._job}/{row[self._due.key]}"
 
     def _check(self, position: Position | None) -> None:
-        if position is not None and position.get("of") != self._table.of:
+        if position is not None and not (is_readable(position) and position.get("of") == self._table.of):
             raise _other_watermark(self._job, position, f"rows of {self._table.of}")
 
 
@@ -380,7 +381,7 @@ class _TimeSource:
         self._waits = self._intervals.settle < spec.limits.timeout
 
     def look(self, connection: db.Connection, at: datetime, position: Position | None, cluster: str | None) -> None:
-        if position is not None and "until" not in position:
+        if position is not None and TimePosition.until_of(position) is None:
             raise _other_watermark(self._job, position, "intervals of time")
         done = TimePosition.until_of(position)
         if done is not None and done - at > LARGEST_SKEW:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from gaffer_dagster.domain.amount import counted
+from gaffer_dagster.domain.amount import counted, shown
 from gaffer_dagster.domain.due import EachInterval, Elapsed, Intervals, NewRows, Stretches, due_from_json
 from gaffer_dagster.domain.duration import show_duration
 from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.moment import as_moment, show_local
 from gaffer_dagster.domain.progress import BACKLOG_CEILING
-from gaffer_dagster.domain.watermark import CursorPosition, Position, RowPosition, TimePosition
+from gaffer_dagster.domain.watermark import CursorPosition, Position, RowPosition, TimePosition, is_readable
 from gaffer_dagster.errors import BadInputError, GafferError
 from gaffer_dagster.store import db, horizon, new_rows, prepare, watermarks
 
@@ -39,6 +39,8 @@ def said(position: Position | None, timezone: str) -> str:
     """A position in words, such as "at 2027-03-01T00:00:00+01:00"."""
     if position is None:
         return "at the beginning"
+    if not is_readable(position):
+        return f"where no job of this kind can be ({shown(position)})"
     until = TimePosition.until_of(position)
     if until is not None:
         return f"at {show_local(until, timezone)}"
@@ -56,15 +58,26 @@ def plan_move(connection: db.Connection, record: JobRecord, text: str) -> Move:
     """What `text` says. Raises `BadInputError` for what cannot be a position of this job, or is none yet."""
     due = kind_of(record)
     if isinstance(due, NewRows):
-        return _move_rows(connection, record, due, text)
-    return _move_time(connection, record, due, text)
+        move = _move_rows(connection, record, due, text)
+    else:
+        move = _move_time(connection, record, due, text)
+    return move if _is_known(record) else replace(move, means="what of it has been done is not known")
+
+
+def _is_known(record: JobRecord) -> bool:
+    return not record.watermark_lost and is_readable(record.watermark)
+
+
+def _position(record: JobRecord) -> Position | None:
+    return record.watermark if _is_known(record) else None
 
 
 def due_after(connection: db.Connection, record: JobRecord) -> str:
     """How much is due after its watermark, in words."""
     due = kind_of(record)
-    if record.cure_of_watermark is not None:
-        return f"what has been done is not known; say where it is to go on: {record.cure_of_watermark}"
+    if not _is_known(record):
+        cure = record.cure_of_watermark or f"gaffer watermark set {record.name} POSITION"
+        return f"what has been done is not known; say where it is to go on: {cure}"
     if not isinstance(due, NewRows):
         intervals = _intervals(record, due)
         since = _since(record, intervals)
@@ -93,10 +106,10 @@ def _reader(connection: db.Connection, record: JobRecord, due: NewRows) -> _Read
     if due.cursor is None or due.settle is None:
         source = prepare.source(connection, due.table, due.key)
         settled, cluster = new_rows.horizon(connection, record.name, None, None)
-        return _Reader(source, settled, cluster, RowPosition.read(record.watermark))
+        return _Reader(source, settled, cluster, RowPosition.read(_position(record)))
     source = prepare.cursor_source(connection, due.table, due.key, due.cursor)
     settled = new_rows.lag(source, horizon.now(connection), due.settle)
-    return _Reader(source, settled, None, CursorPosition.read(record.watermark))
+    return _Reader(source, settled, None, CursorPosition.read(_position(record)))
 
 
 def _move_rows(connection: db.Connection, record: JobRecord, due: NewRows, text: str) -> Move:

@@ -13,10 +13,12 @@ from click.testing import CliRunner
 from gaffer_dagster.cli import main
 from gaffer_dagster.domain.due import PendingRows
 from gaffer_dagster.domain.health import Mark
+from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine import doctor
-from gaffer_dagster.errors import LeaseLostError, NotPreparedError, UnknownJobError
+from gaffer_dagster.errors import ForeignWatermarkError, LeaseLostError, NotPreparedError, UnknownJobError
 from gaffer_dagster.store import db, prepare
+from gaffer_dagster.store import jobs as job_table
 from tests.support import faults, jobs, protocol
 
 
@@ -185,3 +187,85 @@ def test_rows_that_carry_their_state_need_no_watermark(url: str) -> None:
     jobs.execute(url, "insert into queue values (3)")
     assert jobs.run(spec, url, lambda batch: None).items == 1
     assert "gone" not in CliRunner().invoke(main, ["status"], env={"GAFFER_DATABASE_URL": url}).stdout
+
+
+# ── what other programs write ────────────────────────────────────────────────────────────────────────────────────────
+
+DEEP = "(repeat('[', 3000) || repeat(']', 3000))::jsonb"
+LONG = "to_jsonb(repeat('x', 5000000))"
+LARGE = "jsonb_build_object('xid', -('1' || repeat('0', 5000))::numeric)"
+
+
+def as_program(url: str, position: str) -> None:
+    """One batch of a job that is no Python."""
+    jobs.execute(
+        url,
+        f"""
+        select gaffer.register_external('theirs');
+        do $$
+        declare
+            v_id uuid := gen_random_uuid();
+            v_batch uuid := gen_random_uuid();
+            v_lease gaffer.lease_grant;
+        begin
+            v_lease := gaffer.acquire('theirs', 0, v_id);
+            perform gaffer.begin_batch(v_batch);
+            perform gaffer.commit_batch('theirs', 0, v_lease.fence, v_id, v_lease.run_id, v_batch, null, {position});
+            perform gaffer.end_run('theirs', 0, v_lease.fence, v_id, v_lease.run_id);
+        end $$
+        """,
+    )
+
+
+@pytest.mark.parametrize("json", [DEEP, LONG, LARGE])
+def test_no_job_can_be_kept_from_being_read_by_what_another_program_writes(done: str, json: str) -> None:
+    spec = f"""'{{"schedule": null, "due": {{"kind": "external"}}, "bounds": {{"timeout": "1h"}}, "alerts": {{}}}}'
+        || jsonb_build_object('more', {json})"""
+    for text in (
+        f"select gaffer.register('odd', {spec}, '', '', '', '1s', 1, now(), null, null, '{{}}', true)",
+        f"select gaffer.set_watermark('copy_rows', position, {json}, null, 'me', 'why') from gaffer.job_watermark",
+        f"select gaffer.adopt('copy_rows', position, {json}, 'me', 'why') from gaffer.job_watermark",
+        f"select gaffer.note_operation('copy_rows', 'redo', 'me', 'why', jsonb_build_object('of', {json}))",
+        f"update gaffer.job_runs set held_by = {json}",
+        "insert into gaffer.alert (job, kind, severity, since_at, opened_at, details)"
+        f" values ('copy_rows', 'late', 'error', now(), now(), {json})",
+    ):
+        with pytest.raises(psycopg.DataError, match=r"is JSON that not everybody could read.*let it be plainer"):
+            jobs.execute(done, text)
+    with pytest.raises(psycopg.DataError, match="the position is JSON that not everybody could read"):
+        as_program(done, json)
+    assert [each.name for each in read_all(done)] == ["copy_rows"]
+    # And without that check the other job could not be read either.
+    jobs.execute(done, "alter table gaffer.job_watermark drop constraint job_watermark_position_check")
+    as_program(done, json)
+    if json != LONG:
+        with pytest.raises((RecursionError, ValueError)):
+            read_all(done)
+
+
+def read_all(url: str) -> list[JobRecord]:
+    with protocol.session(url) as connection:
+        return job_table.status(connection)
+
+
+@pytest.mark.parametrize("position", ["[7]", '"x"', "7", '{"xid": 5, "key": "1"}', '{"until": "soon"}', '{"key": "1"}'])
+def test_a_position_that_no_job_of_its_kind_has_is_said_refused_and_can_be_set(done: str, position: str) -> None:
+    jobs.execute(done, "update gaffer.job_watermark set position = %s::jsonb", position)
+    assert "copy_rows is where no job of this kind can be (" in said(done, "show", "copy_rows")
+    with pytest.raises(ForeignWatermarkError, match="to go on: gaffer watermark set copy_rows POSITION"):
+        jobs.run(jobs.spec(), done)
+    for words in (["status"], ["status", "--json"], ["runs"], ["audit"], ["watermark", "show", "copy_rows", "--json"]):
+        found = CliRunner().invoke(main, words, env={"GAFFER_DATABASE_URL": done})
+        assert not found.exception or isinstance(found.exception, SystemExit), (words, found.exception)
+    assert "what of it has been done is not known" in said(done, "set", "copy_rows", "after:6", "--yes")
+    assert jobs.run(jobs.spec(), done).items == 4
+
+
+def test_a_kind_that_is_no_word_is_refused(done: str) -> None:
+    spec = '{"schedule": null, "due": {"kind": ["new_rows"]}, "bounds": {"timeout": "1h"}, "alerts": {}}'
+    with pytest.raises(psycopg.DataError, match="lacks what each has"):
+        jobs.execute(
+            done,
+            "select gaffer.register('odd', %s::jsonb, '', '', '', '1s', 1, now(), null, null, '{}', true)",
+            spec,
+        )

@@ -26,9 +26,24 @@ as 'select pg_catalog.clock_timestamp()';
 comment on function gaffer.clock() is
     'The one clock of all SQL here. A test database may replace its body; nothing else may.';
 
+-- What one writes, all read, with programs that fall over what is nested too deep, or over a number too large for them.
+create function gaffer.is_plain(p_what text, p_json jsonb) returns boolean
+language plpgsql immutable strict
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if jsonb_path_exists(p_json, '$.**{20}') or length(p_json::text) > 4000000
+       or jsonb_path_exists(p_json, '$.**{0 to 19} ? (@ > 1e100 || @ < -1e100)') then
+        raise exception '% is JSON that not everybody could read: nested 20 levels or more, longer than four million '
+            'characters, or with a number beyond 1e100; let it be plainer', p_what
+            using errcode = 'invalid_parameter_value';
+    end if;
+    return true;
+end $$;
+
 create table gaffer.job (
     name                 text primary key check (name ~ '^[a-z0-9][a-z0-9_./-]{0,127}$'),
-    spec                 jsonb not null,
+    spec                 jsonb not null check (gaffer.is_plain('the spec', spec)),
     spec_hash            text not null,
     work_hash            text,             -- what the job does, without its name: tells a rename from a new job
     zone_data            text,             -- of the worker that registered it last: version and rules of its zone
@@ -114,7 +129,7 @@ create table gaffer.job_lease (
 
 create table gaffer.job_watermark (
     job        text primary key references gaffer.job (name) on update cascade,
-    position   jsonb,                        -- null: at the beginning
+    position   jsonb check (gaffer.is_plain('the position', position)),  -- null: at the beginning
     cluster    text,                         -- for positions in xids: the system identifier of their cluster
     updated_at timestamptz not null
 );
@@ -149,7 +164,7 @@ create table gaffer.job_runs (
     ticks_covered  integer,
     backlog        bigint,                   -- what was due and is left
     next_run_at    timestamptz,
-    held_by        jsonb,                    -- who kept something from being due, as in gaffer.job
+    held_by        jsonb check (gaffer.is_plain('held_by', held_by)),  -- who kept something from being due, as in gaffer.job
     held_by_since  timestamptz,
     sqlstate       text,
     error          text,
@@ -181,7 +196,7 @@ create table gaffer.operator_action (
     by      text not null,                 -- as whoever did it called himself
     role    text not null default session_user,  -- that logged in
     reason  text,
-    details jsonb not null default '{}' check (jsonb_typeof(details) = 'object')
+    details jsonb not null default '{}' check (jsonb_typeof(details) = 'object' and gaffer.is_plain('what was done', details))
 );
 
 create index operator_action_of_job on gaffer.operator_action (job, id);

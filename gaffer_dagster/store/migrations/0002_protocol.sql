@@ -163,7 +163,7 @@ declare
     v_like text[];
 begin
     -- Whoever looks at all jobs reads each one's.
-    if (p_spec ? 'schedule' and p_spec -> 'due' ? 'kind' and p_spec -> 'bounds' ? 'timeout'
+    if (p_spec ? 'schedule' and jsonb_typeof(p_spec -> 'due' -> 'kind') = 'string' and p_spec -> 'bounds' ? 'timeout'
         and jsonb_typeof(p_spec -> 'alerts') = 'object') is not true then
         raise exception 'the spec of job "%" lacks what each has: schedule, due (with its kind), bounds (with a timeout), '
             'alerts', p_job using errcode = 'invalid_parameter_value';

@@ -36,7 +36,7 @@ create table gaffer.alert (
     since_at    timestamptz not null           -- when it became true
                 check (since_at between '0001-01-02 00:00+00' and '9999-01-01 00:00+00'),
     opened_at   timestamptz not null,          -- when it was seen
-    details     jsonb not null,
+    details     jsonb not null check (gaffer.is_plain('what was found', details)),
     reminders   integer not null default 0,
     reminded_at timestamptz,
     acked_at    timestamptz,
