@@ -26,6 +26,8 @@ from gaffer_dagster.errors import BadInputError, BadSpecError
 TICK_TAG = "gaffer/tick"
 _SCHEDULE_TAG = "dagster/schedule_name"
 _SENSOR_TAG = "dagster/sensor_name"
+_PARENT_TAG = "dagster/parent_run_id"
+_RETRY_TAG = "dagster/retry_number"
 
 
 class RunOptions(TypedDict, total=False):
@@ -105,6 +107,8 @@ def _current_context() -> dg.OpExecutionContext | dg.AssetExecutionContext | Non
 
 def trigger_of(tags: Mapping[str, str]) -> str:
     """What started a run of Dagster's, by its tags."""
+    if _PARENT_TAG in tags and _RETRY_TAG not in tags:  # somebody runs it again, and it has the first one's tags
+        return "manual"
     return "schedule" if _SCHEDULE_TAG in tags else "sensor" if _SENSOR_TAG in tags else "manual"
 
 

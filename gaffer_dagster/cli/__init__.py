@@ -11,6 +11,7 @@ import atexit
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -148,8 +149,13 @@ class Commands(click.Group):
 def _fail(said: str, code: int) -> None:
     from gaffer_dagster.cli.command import printable
 
-    click.echo("\n".join(map(printable, f"gaffer: {said}".split("\n"))), err=True)
+    click.echo("\n".join(map(printable, f"gaffer: {_shortened(said)}".split("\n"))), err=True)
     sys.exit(code)
+
+
+def _shortened(said: str) -> str:
+    """Of what was pasted by mistake, for a name or a path, the beginning."""
+    return re.sub(r"\S{400,}", lambda found: f"{found[0][:100]}… ({len(found[0]):,} characters)", said)
 
 
 @contextmanager
@@ -158,8 +164,8 @@ def _harmless_usage_errors() -> Generator[None]:
     try:
         yield
     except click.UsageError as error:
-        said = error.format_message()
-        if said.replace("\n", "").isprintable():
+        said = _shortened(error.format_message())
+        if said == error.format_message() and said.replace("\n", "").isprintable():
             raise
         from gaffer_dagster.cli.command import printable
 

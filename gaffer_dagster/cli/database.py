@@ -32,6 +32,8 @@ def migrate(check: bool, as_sql: bool, with_roles: bool, operator: Operator) -> 
     there, and each gets what it needs and no more. Whoever is to be one is made a member: grant gaffer_runner to NAME.
     Where they are there already, what a migration brings is theirs without the option.
     """
+    if check and as_sql:
+        raise BadInputError("--check asks what is to be done, and --sql prints all that there is; give one of them")
     if as_sql:
         click.echo(roles.script() if with_roles else migrations.script(), nl=False)
         return

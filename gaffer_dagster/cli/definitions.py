@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gaffer_dagster.errors import BadInputError, GafferError
+from gaffer_dagster.errors import BadInputError, GafferError, UnknownJobError
 
 
 def jobs_in(file: Path | None, module: str | None) -> dict[str, Any]:
@@ -20,10 +20,19 @@ def jobs_in(file: Path | None, module: str | None) -> dict[str, Any]:
         raise BadInputError("name where the job is defined: either -f FILE or -m MODULE")
     loaded = load_file(file) if file is not None else load_module(module or "")
     # Only now is Dagster needed: the definitions use it.
-    return importlib.import_module("gaffer_dagster.adapter.definitions").find_jobs(loaded)
+    found = importlib.import_module("gaffer_dagster.adapter.definitions").find_jobs(loaded)
+    if not found:
+        raise UnknownJobError(
+            f"no job is defined in {file or module}; name the file or module that has what @gaffer_asset makes"
+        )
+    return found
 
 
 def load_module(name: str) -> ModuleType:
+    if not name or name.startswith("."):
+        raise BadInputError(
+            f"{name!r} is no module's name; write it from its top on, such as package.module; for a file, give -f FILE"
+        )
     sys.path.insert(0, str(Path.cwd()))
     try:
         with _not_left(name):

@@ -108,7 +108,8 @@ def _change(
         confirm(f"Rows of {job} ({', '.join(keys) or 'all that are parked'}): to be {what}?")
         found = operations.change_items(connection, job, action, list(keys) or None, operator)
     missing = [key for key in keys if key not in found]
-    click.echo(f"{counted(len(found), 'row')} of {job} {'is' if len(found) == 1 else 'are'} {what}")
+    if found or not missing:
+        click.echo(f"{counted(len(found), 'row')} of {job} {'is' if len(found) == 1 else 'are'} {what}")
     if missing:
         raise BadInputError(
             f"job {job!r} has no failed rows with key {', '.join(missing)}; see: gaffer items list {job} --all"

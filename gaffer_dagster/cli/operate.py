@@ -76,7 +76,7 @@ def rename(old: str, new: str, operator: Operator) -> None:
 
 @click.command(cls=Risky)
 @job_argument()
-@click.option("--slot", type=click.IntRange(min=0), help="Only this one, of a job that has several.")
+@click.option("--slot", type=click.IntRange(0, 2**31 - 1), help="Only this one, of a job that has several.")
 def release(job: str, slot: int | None, operator: Operator) -> None:
     """Take the lease of JOB away from the run that holds it, so that nothing more of that run is committed.
 
@@ -137,7 +137,7 @@ def register(module: str | None, file: Path | None, new: tuple[str, ...], operat
     found = jobs_in(file, module)
     unknown = sorted(set(new) - set(found))
     if unknown:
-        raise BadInputError(f"--new {unknown[0]!r} is not defined there; there is {', '.join(sorted(found)) or 'none'}")
+        raise BadInputError(f"--new {unknown[0]!r} is not defined there; there is {', '.join(sorted(found))}")
     by_url: dict[str, list[Any]] = {}
     for each in found.values():
         url = database.from_environment() if each.resource is None else each.resource.url()

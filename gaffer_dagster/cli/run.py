@@ -67,8 +67,9 @@ def run(
     with signals():
         jobs = jobs_in(file, module)
         if job not in jobs:
-            there = ", ".join(sorted(jobs)) or "none"
-            raise UnknownJobError(f"no job {job!r} is defined there; there is {there}{meant(job, jobs)}")
+            raise UnknownJobError(
+                f"no job {job!r} is defined there; there is {', '.join(sorted(jobs))}{meant(job, jobs)}"
+            )
         found = jobs[job]
         again = None if redo is None else as_moment(redo, "--interval", found.job.spec.timezone)
         operator = operator_of(by, reason)

@@ -24,6 +24,7 @@ from gaffer_dagster.domain.moment import as_moment
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.domain.schedule import Schedule
 from gaffer_dagster.domain.simulation import (
+    MOST_LOOKS,
     Scenario,
     SimulatedRun,
     Simulation,
@@ -145,6 +146,12 @@ def simulate(
         every=as_duration(every, "--every"),
     )
     found = simulated(scenario, random.Random(seed))  # noqa: S311 — to be repeated, nothing secret
+    if found.scenario.until < end:
+        click.echo(
+            f"gaffer: something was wrong at {MOST_LOOKS:,} looks of the watch, so the simulation ends at "
+            f"{show_time(found.scenario.until)} and not at {show_time(end)}; to see a later time, give --since",
+            err=True,
+        )
     ticks = [_in_a_row(key, list(group)) for key, group in groupby(found.ticks(), _what_became)]
     if as_json:
         _print_json(found, ticks, seed)
@@ -173,7 +180,7 @@ def _of_job(job: str, zone: str | None, file: Path | None, module: str | None) -
         raise BadInputError(f"zone {zone!r}: job {job!r} has a schedule of its own; leave the zone out")
     jobs = jobs_in(file, module)
     if job not in jobs:
-        raise UnknownJobError(f"no job {job!r} is defined there; there is {', '.join(sorted(jobs)) or 'none'}")
+        raise UnknownJobError(f"no job {job!r} is defined there; there is {', '.join(sorted(jobs))}")
     return jobs[job].job.spec
 
 

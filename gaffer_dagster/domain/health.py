@@ -159,7 +159,9 @@ def _role(server: Server) -> Check:
         return _check("role", Mark.OK, server.role)
     found = f"{server.role} {' and '.join(what for what, so in more.items() if so)}: more than a runner needs"
     # Who operates or migrates has to be more; that a runner is, only its administrator can tell.
-    return _check("role", Mark.OK, f"{found}, who is a member of gaffer_runner (gaffer migrate --roles)")
+    return _check(
+        "role", Mark.OK, f"{found}; for that, let jobs run as a member of gaffer_runner (gaffer migrate --roles)"
+    )
 
 
 def _names(server: Server) -> Check:

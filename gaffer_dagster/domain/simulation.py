@@ -38,6 +38,8 @@ from gaffer_dagster.errors import BadInputError, BadSpecError
 _INSTANT = timedelta(microseconds=1)
 _MOST = 100  # of the times that the job's row keeps
 _OUTAGE = timedelta(minutes=5)  # as learn_run has it
+MOST_LOOKS = 50_000
+"""At which something is wrong: where each run dies and is followed at once, more of the same says nothing new."""
 
 _Event = tuple[datetime, int, Callable[[datetime], None]]
 _WHEN = itemgetter(0, 1)
@@ -99,7 +101,7 @@ class SimulatedRun:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What came of a scenario."""
+    """What came of a scenario, which ends before its time where too much goes wrong."""
 
     scenario: Scenario
     runs: Sequence[SimulatedRun]
@@ -117,7 +119,7 @@ def simulate(scenario: Scenario, rng: random.Random) -> Simulation:
     """Lives through it; `rng` decides how long runs take, and which fail and die."""
     life = _Life(scenario, rng)
     life.live()
-    return Simulation(scenario, life.runs, life.incidents, replace(life.row.history, reaches=life.reaches))
+    return Simulation(life.given, life.runs, life.incidents, replace(life.row.history, reaches=life.reaches))
 
 
 # ── the job's row and lease ──────────────────────────────────────────────────────────────────────────────────────────
@@ -333,7 +335,8 @@ class _Life:
         self.runs: list[SimulatedRun] = []
         self.reaches: list[Reach] = []
         self.incidents: list[Alert] = []
-        self._given, self._rng = scenario, rng
+        self.given, self._rng = scenario, rng
+        self._looks = 0  # at which something was wrong
         self._open: list[int] = []  # which of the incidents
         self._gaps: list[Stretch] = []
         self._unwritten: list[SimulatedRun] = []  # that the database does not know of
@@ -344,7 +347,7 @@ class _Life:
 
     def live(self) -> None:
         """Everything in order; what happens at one instant, in the order of the numbers."""
-        given, row = self._given, self.row
+        given, row = self.given, self.row
         planned: Iterator[_Event] = heapq.merge(
             [(stretch.since, 1, self._lose) for stretch in given.database_down],
             [(max(pause.since, given.since), 2, partial(row.pause, pause.until)) for pause in given.paused],
@@ -365,6 +368,9 @@ class _Life:
             if event is None or event[0] > given.until:
                 break
             at, order, happen = event
+            if self._looks > MOST_LOOKS:
+                self.given = given = replace(given, until=at)
+                break
             # The sensor learns, judges, and then asks for a run.
             self._look(at + _INSTANT if order == 5 else at)
             happen(at)
@@ -374,15 +380,15 @@ class _Life:
 
     def _wake_ups(self) -> Iterator[tuple[datetime, datetime]]:
         """When the daemon wakes the job, and the newest tick then."""
-        for at, met in groupby(self._ticks, partial(_after, self._given.down)):
+        for at, met in groupby(self._ticks, partial(_after, self.given.down)):
             *_, newest = met
             yield at, newest
 
     def _follow_up(self, at: datetime) -> None:
-        self._wake("sensor", self._given.schedule.latest(at) or at, at)
+        self._wake("sensor", self.given.schedule.latest(at) or at, at)
 
     def _wake(self, trigger: str, tick: datetime, at: datetime) -> None:
-        given, row = self._given, self.row
+        given, row = self.given, self.row
         run = SimulatedRun(len(self.runs) + 1, trigger, tick, at, at, None)
         self.runs.append(run)
         if _stretch_at(given.database_down, at) is not None:
@@ -419,7 +425,7 @@ class _Life:
     def _fate(self, at: datetime) -> tuple[timedelta, Outcome]:
         """How long a run lives, and how it ends. The same numbers are drawn for each run, so that another chance of one
         thing leaves the others as they are."""
-        given = self._given
+        given = self.given
         length, failure, death, when = (self._rng.random() for _ in range(4))
         least, most = given.takes
         takes, timeout = least + (most - least) * length, given.spec.limits.timeout
@@ -452,7 +458,7 @@ class _Life:
         """The passes from the last one to `before`. What the first of them finds may pass by itself (so many within a
         day). What it does not find becomes true later, if at all, and then stays so, as long as nothing else happens:
         so the first that has something to note is found by halving."""
-        every = self._given.every
+        every = self.given.every
         while self._looks_from < before and (first := self._pass_from(self._looks_from)) < before:
             if self._looked_at is not None and self._looked_at < first - unseen(every):
                 self._gaps.append(Stretch(self._looked_at, first))
@@ -460,6 +466,7 @@ class _Life:
             last = -((first - end) // every) - 1
             steps: list[Step] = []
             if not self._is_quiet(first + last * every):
+                self._looks += 1
                 notes = partial(self._notes, self.row.watched(), first)
                 if notes(0):
                     last = 0
@@ -480,7 +487,7 @@ class _Life:
 
     def _pass_from(self, at: datetime) -> datetime:
         """The first pass at `at` or later."""
-        since, every = self._given.since, self._given.every
+        since, every = self.given.since, self.given.every
         while True:
             at = since - (since - at) // every * every
             seeing = _after(self._blind, at)
@@ -490,7 +497,7 @@ class _Life:
 
     def _notes(self, watched: Watched, first: datetime, number: int) -> list[Step]:
         """What is to be noted so many passes after the first one."""
-        at = first + number * self._given.every
+        at = first + number * self.given.every
         opened = [self.incidents[number] for number in self._open]
         return list(judge(findings(watched, at, self._gaps), opened, {watched.job: watched}, at))
 

@@ -14,6 +14,7 @@ from psycopg.types.range import TimestamptzRange
 
 from gaffer_dagster.domain.due import Window
 from gaffer_dagster.domain.lease import Grant, Held, Lease
+from gaffer_dagster.errors import UnknownJobError
 from gaffer_dagster.store import db
 
 # Bounds the wait for a row that a stopped client may hold; the server's own timeouts free it later.
@@ -74,7 +75,13 @@ def slots(connection: db.Connection, job: str, lease_id: UUID) -> list[int]:
 
 
 def held(connection: db.Connection, job: str, slot: int | None) -> list[Held]:
-    """Who holds the job's lease, in this slot or in any."""
+    """Who holds the job's lease, in this slot or in any. Raises `UnknownJobError` for a slot that it has not."""
+    slots = [
+        number
+        for (number,) in connection.execute("select slot from gaffer.job_lease where job = %s order by slot", [job])
+    ]
+    if slot is not None and slot not in slots:
+        raise UnknownJobError(f"job {job!r} has no slot {slot}; it has those from 0 to {slots[-1]}")
     with connection.cursor(row_factory=class_row(Held)) as cursor:
         return cursor.execute(
             """

@@ -117,6 +117,7 @@ def cursor_source(connection: db.Connection, table_name: str, key: str, cursor: 
 def cursor_statements(connection: db.Connection, table_name: str, key: str, cursor: str) -> list[str]:
     """The SQL that the table still lacks so that a page by `cursor` is one range of an index."""
     source = cursor_source(connection, table_name, key, cursor)
+    _check_owner(source.table)
     todo = _index_statements(source.table, cursor, key, _index(connection, source.table, cursor, key))
     return [statement.as_string(connection) for statement in todo]
 
@@ -146,6 +147,7 @@ def statements(connection: db.Connection, table_name: str, key: str, *, changed:
     Raises `NotPreparedError`, or `BadInputError`, for a table or key that cannot serve.
     """
     table, _ = checked(connection, table_name, key)
+    _check_owner(table)
     state = _state(connection, table, key)
     mode = "changed" if changed else "new" if changed is False else state.trigger or "new"
     name, column, trigger = table.identifier, sql.Identifier(XID_COLUMN), sql.Identifier(_TRIGGER)
@@ -195,6 +197,7 @@ def pending_statements(connection: db.Connection, table_name: str, key: str, pen
     """The SQL that the table still lacks so that what `PendingRows` claims costs the same however many rows are done:
     an index of the pending ones only."""
     table, _ = checked(connection, table_name, key, partitions=True)
+    _check_owner(table)
     digest = hashlib.sha256(f"{key}\0{pending}".encode()).hexdigest()[:8]
     index = f"gaffer_pending_{table.oid}_{digest}"
     found = connection.execute(
@@ -221,6 +224,14 @@ def pending_statements(connection: db.Connection, table_name: str, key: str, pen
             )
         )
     return [statement.as_string(connection) for statement in todo]
+
+
+def _check_owner(table: tables.Table) -> None:
+    if table.schema in ("gaffer", "information_schema") or table.schema.startswith("pg_"):
+        raise BadInputError(
+            f"table {table} is none of yours, and cannot be prepared: whoever made it relies on its columns and "
+            "triggers; name a table of your own"
+        )
 
 
 def _check_predicate(connection: db.Connection, table: tables.Table, key: str, pending: str) -> None:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from psycopg import errors as pg
+
+from gaffer_dagster.errors import BadInputError
 from gaffer_dagster.store import db, tables
 from gaffer_dagster.store.operations import Operator
 
 
 def protect(connection: db.Connection, table: tables.Table, jobs: Collection[str], operator: Operator) -> int:
     """Lets only batches write the table, its partitions and children: those of `jobs` (added to those that may), or
-    of any job where none is named. Returns how many tables are guarded now. Raises `UnknownJobError`.
+    of any job where none is named. Returns how many tables are guarded now. Raises `UnknownJobError`, and
+    `BadInputError` for a table that cannot be guarded.
 
     Waits for no lock for long."""
-    with db.refusals(), db.impatient_of_locks(connection):
-        row = connection.execute(
-            "select gaffer.protect(%s, %s, %s, %s)", [table.oid, sorted(jobs) or None, operator.by, operator.reason]
-        ).fetchone()
+    try:
+        with db.refusals(), db.impatient_of_locks(connection):
+            row = connection.execute(
+                "select gaffer.protect(%s, %s, %s, %s)", [table.oid, sorted(jobs) or None, operator.by, operator.reason]
+            ).fetchone()
+    except pg.InvalidParameterValue as error:
+        raise BadInputError(db.primary_message(error)) from None
     return 0 if row is None else row[0]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import gaffer_dagster as gd
 from gaffer_dagster.adapter.definitions import find_jobs
+from gaffer_dagster.adapter.resource import trigger_of
 from gaffer_dagster.engine.log import JsonFormatter
 from tests.support import jobs
 
@@ -448,3 +449,10 @@ def test_a_module_that_holds_itself_is_read_to_its_end() -> None:
     made = module(circle=circle, by_name={"b": make("b")})
     vars(made)["everything"] = vars(made)
     assert sorted(find_jobs(made)) == ["a", "b"]
+
+
+def test_a_run_that_somebody_starts_again_was_started_by_hand() -> None:
+    by_schedule = {"dagster/schedule_name": "daily"}
+    again = {**by_schedule, "dagster/parent_run_id": "1", "dagster/root_run_id": "1"}
+    assert (trigger_of(by_schedule), trigger_of(again)) == ("schedule", "manual")
+    assert trigger_of({**again, "dagster/retry_number": "1"}) == "schedule"  # Dagster's own retry

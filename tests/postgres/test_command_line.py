@@ -119,7 +119,7 @@ def test_bash_takes_the_script_and_completes_by_it(url: str, tmp_path: Path) -> 
             "jobs.py cannot be loaded: ModuleNotFoundError: No module named 'no_such_package' (",
         ),
         ("import gaffer_dagster as gd\ngd.Schedule('bad')", "cron 'bad'"),
-        ("", "no job 'copied' is defined there; there is none"),
+        ("", "no job is defined in jobs.py; name the file or module"),
     ],
 )
 def test_a_file_that_cannot_be_loaded_is_told_in_one_line(url: str, tmp_path: Path, text: str, said: str) -> None:
@@ -224,3 +224,49 @@ def test_status_says_which_watch_has_stopped_looking(url: str, clock: Clock) -> 
     assert "Dagster's daemon, or its sensor gaffer_watch, may be down; see: gaffer check" in said
     assert line in ticking.invoke(url, "check").stdout
     assert line not in job.gaffer("status", "--json")
+
+
+# ── words that are not meant ─────────────────────────────────────────────────────────────────────────────────────────
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["register", "os"], "no job is defined in os; name the file or module"),
+        (["run", "copied", "-m", "os"], "no job is defined in os; name the file or module"),
+        (["dagster", "sync", "-m", "os"], "no job is defined in os; name the file or module"),
+        (["register", ".."], "'..' is no module's name; write it from its top on"),
+        (["run", "copied", "-m", ""], "'' is no module's name; write it from its top on"),
+        (["register", LONG], "… (100,"),
+        (["status", LONG], "… (100,"),
+        (["watermark", "set", "copied", LONG], "… (100,"),
+        (["preview", "copied", "--after", LONG], "… (100,"),
+        (["runs", "--limit", LONG], "… (100,"),
+        (["migrate", "--check", "--sql"], "give one of them"),
+        (["release", "copied", "--slot", "99"], "job 'copied' has no slot 99; it has those from 0 to 0"),
+        (["release", "copied", "--slot", "9" * 20], "is not in the range"),
+        (["prepare", "gaffer.job", "--key", "name", "--apply"], "table gaffer.job is none of yours"),
+        (["prepare", "gaffer.job", "--key", "name", "--pending", "true"], "table gaffer.job is none of yours"),
+        (["prepare", "gaffer.alert", "--key", "id", "--cursor", "opened_at"], "table gaffer.alert is none of yours"),
+        (["prepare", "pg_class", "--key", "oid"], "pg_catalog.pg_class"),
+        (["protect", "gaffer.job", "--yes"], "gaffer: table gaffer.job cannot be protected: name a table of your own"),
+        (["protect", "pg_class", "--yes"], "gaffer: table pg_class cannot be protected: name a table of your own"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_with_what_can(url: str, words: list[str], said: str) -> None:
+    jobs.make_source(url, 1)
+    jobs.run(jobs.spec("copied"), url)
+    found = CliRunner().invoke(main, words, env={"GAFFER_DATABASE_URL": url})
+    assert (found.exit_code in (1, 2), said in found.stderr) == (True, True), (found.exit_code, found.stderr[:500])
+    assert len(found.stderr) < 1_000
+    assert "(22023)" not in found.stderr
+    assert found.stdout == ""
+
+
+def test_rows_that_did_not_fail_are_told_once(url: str) -> None:
+    jobs.execute(url, "select gaffer.register_external('theirs')")
+    found = CliRunner().invoke(main, ["items", "retry", "theirs", "k1", "--yes"], env={"GAFFER_DATABASE_URL": url})
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert found.stderr.startswith("gaffer: job 'theirs' has no failed rows with key k1; see: gaffer items list")

@@ -420,3 +420,13 @@ def test_stretches_that_touch_do_not_overlap() -> None:
         "2027-03-01T02",
         "2027-03-04T00",
     ]
+
+
+def test_where_each_run_dies_the_year_ends_early_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "MOST_LOOKS", 300)
+    done = gaffer("0 2 * * *", "--since", "2027-03-01", "--dies", "100%")
+    assert done.exit_code == 0, done.output
+    assert "the simulation ends at 2027-03-01 " in done.stderr
+    assert "from 2027-03-01 00:00:00Z to 2027-03-01 " in done.stdout
+    # A year in which less goes wrong is lived through.
+    assert "the simulation ends" not in gaffer("0 2 * * *", "--since", "2027-03-01", "--fails", "5%").stderr

@@ -180,7 +180,7 @@ declare
     v_job text;
 begin
     if not exists (select from pg_class where oid = p_table and relpersistence <> 't'
-                      and relnamespace <> 'gaffer'::regnamespace) then
+                      and relnamespace <> all ('{gaffer,pg_catalog,information_schema}'::regnamespace[])) then
         raise exception 'table % cannot be protected: name a table of your own that is not temporary',
             coalesce(p_table::text, 'null') using errcode = 'invalid_parameter_value';
     end if;
