@@ -7,6 +7,7 @@ transaction-scoped, so that a migration that is killed leaves nothing behind.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import resources
@@ -15,6 +16,7 @@ from psycopg import errors as pg
 from psycopg import sql
 from psycopg.rows import class_row
 
+from gaffer_dagster.domain.amount import few
 from gaffer_dagster.errors import (
     BadInputError,
     DatabaseUnavailableError,
@@ -135,7 +137,8 @@ def _edited(number: int, name: str) -> MigrationEditedError:
 
 
 def pending(connection: db.Connection) -> list[Migration]:
-    """What `migrate` would apply. Raises `MigrationEditedError` and `SchemaAheadError`."""
+    """What `migrate` would apply. Raises `MigrationEditedError`, `SchemaAheadError`, and `BadInputError` where it was
+    applied, and its row is missing."""
     exists = connection.execute("select pg_catalog.to_regclass('gaffer.migration') is not null").fetchone()
     applied: list[_Applied] = []
     if exists and exists[0]:
@@ -156,7 +159,42 @@ def pending(connection: db.Connection) -> list[Migration]:
         if row.checksum != known[row.number].checksum:
             raise _edited(row.number, row.name)
     done = {row.number for row in applied}
-    return [migration for migration in known.values() if migration.number not in done]
+    todo = [migration for migration in known.values() if migration.number not in done]
+    there = [migration for migration in todo if _is_there(connection, migration)]
+    if there:
+        names = few([f"{migration.number} ({migration.name})" for migration in there])
+        raise BadInputError(
+            f"what the migrations {names} make is there already, and gaffer.migration does not say so: rows of it were "
+            "removed; if by hand, let its owner put them back"
+            + (f": {' '.join(map(_noted, there))}" if exists and exists[0] else ", with the table, from a backup")
+        )
+    return todo
+
+
+_CREATED = re.compile(r"^create (?:table|view|type|function) gaffer\.(\w+)", re.MULTILINE)
+
+
+def _is_there(connection: db.Connection, migration: Migration) -> bool:
+    """All that it makes."""
+    row = connection.execute(
+        """
+        select pg_catalog.bool_and(
+                   exists (select from pg_catalog.pg_class where relname = name
+                              and relnamespace = pg_catalog.to_regnamespace('gaffer')::oid)
+                   or exists (select from pg_catalog.pg_proc where proname = name
+                                 and pronamespace = pg_catalog.to_regnamespace('gaffer')::oid))
+          from pg_catalog.unnest(%s::text[]) as name
+        """,
+        [_CREATED.findall(migration.text)],
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def _noted(migration: Migration) -> str:
+    return (
+        "insert into gaffer.migration (number, name, checksum, applied_at)"  # noqa: S608 — our own files' names
+        f" values ({migration.number}, '{migration.name}', '{migration.checksum}', pg_catalog.clock_timestamp());"
+    )
 
 
 def lock(connection: db.Connection) -> None:
@@ -192,7 +230,13 @@ def migrate(connection: db.Connection, operator: Operator | None = None) -> list
         raise DatabaseUnavailableError(
             "another migration has been running for 10 s; wait for it and try again"
         ) from None
-    except (pg.DuplicateTable, pg.DuplicateObject, pg.DuplicateFunction):  # of a name that we need
+    except (pg.DuplicateTable, pg.DuplicateObject, pg.DuplicateFunction) as error:  # of a name that we need
+        noted = connection.execute("select pg_catalog.to_regclass('gaffer.migration') is not null").fetchone()
+        if noted and noted[0]:
+            raise BadInputError(
+                f"nothing was changed: {db.primary_message(error)}, though the migration that makes it is not noted as "
+                "applied; compare the schema with: gaffer migrate --sql, and drop what is left of that migration"
+            ) from None
         raise _another_schema() from None
     except pg.InsufficientPrivilege as error:
         raise MissingRightsError(
@@ -232,10 +276,7 @@ def script() -> str:
     parts = ["begin;", _PREAMBLE.strip()]
     for migration in migrations():
         parts.append(f"-- migration {migration.number}: {migration.name}\n{migration.text.strip()}")
-        parts.append(
-            "insert into gaffer.migration (number, name, checksum, applied_at)"  # noqa: S608 — our own files' names
-            f" values ({migration.number}, '{migration.name}', '{migration.checksum}', pg_catalog.clock_timestamp());"
-        )
+        parts.append(_noted(migration))
     return "\n\n".join([*parts, _NOTHING_FOR_PUBLIC.strip(), "commit;", ""])
 
 

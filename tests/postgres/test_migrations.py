@@ -13,6 +13,7 @@ from psycopg import sql
 
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.errors import (
+    BadInputError,
     MigrationEditedError,
     MissingRightsError,
     SchemaAheadError,
@@ -87,6 +88,36 @@ def test_an_older_schema_is_refused_with_the_cure(url: str) -> None:
     with pytest.raises(SchemaBehindError, match=rf"at migration {newest - 1}.*needs {newest}.*gaffer migrate$"):
         jobs.run(jobs.spec(), url)
     assert jobs.query(url, "select count(*) from gaffer.job") == [(0,)]
+
+
+@pytest.mark.parametrize("which", ["number = 12", "number in (3, 5)", "true"])
+def test_what_is_there_and_not_noted_is_told_and_noted_by_the_cure(url: str, which: str) -> None:
+    jobs.execute(url, f"delete from gaffer.migration where {which}")
+    for step in (migrate.pending, migrate.migrate):
+        with protocol.session(url) as connection, pytest.raises(BadInputError, match="make is there already") as told:
+            step(connection)
+    _, colon, cure = str(told.value).partition("back: ")
+    assert colon
+    jobs.execute(url, cure)
+    with protocol.session(url) as connection:
+        assert migrate.pending(connection) == []
+        migrate.verify(connection)
+
+
+def test_a_table_of_migrations_that_is_gone_is_told(url: str) -> None:
+    jobs.execute(url, "drop table gaffer.migration")
+    with protocol.session(url) as connection, pytest.raises(BadInputError, match=r"with the table, from a backup$"):
+        migrate.migrate(connection)
+
+
+def test_a_migration_of_which_some_is_there_is_told(url: str) -> None:
+    jobs.execute(url, "delete from gaffer.migration where number = 8; drop function gaffer.advisory_key")
+    with protocol.session(url) as connection, pytest.raises(BadInputError, match=r"nothing was changed: .*job_item"):
+        migrate.migrate(connection)
+    # Of somebody else's schema nothing of the kind is said.
+    jobs.execute(url, "drop schema gaffer cascade; create schema gaffer; create table gaffer.job (id int)")
+    with protocol.session(url) as connection, pytest.raises(BadInputError, match="is not that of gaffer_dagster"):
+        migrate.migrate(connection)
 
 
 def test_a_newer_schema_is_refused_with_the_cure(url: str) -> None:
