@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 
 import click
@@ -15,6 +15,7 @@ from gaffer_dagster.domain.job import JobRecord
 from gaffer_dagster.domain.run import RunRecord
 from gaffer_dagster.store import alerts, horizon, jobs
 from gaffer_dagster.store import runs as store_runs
+from gaffer_dagster.store.runs import VersionRun
 
 
 @click.command(cls=Read)
@@ -26,6 +27,7 @@ def status(job: str | None, as_json: bool) -> None:
     """
     with opened() as connection:
         found = jobs.status(connection) if job is None else [jobs.get(connection, job)]
+        versions = [] if job is None else store_runs.of_versions(connection, job)
         watches, now = alerts.watches(connection), horizon.now(connection)
     if as_json:
         tell(found)
@@ -34,6 +36,8 @@ def status(job: str | None, as_json: bool) -> None:
         print_jobs(found)
     else:
         click.echo("No job has run on this database yet.")
+    for line in _versions(versions):
+        click.echo(printable(line))
     if job is None:
         for line in who_watches(watches, now):
             click.echo(printable(line))
@@ -90,7 +94,7 @@ def print_jobs(records: Sequence[JobRecord]) -> None:
             str(record.consecutive_failures),
             "-" if record.backlog is None else f"{record.backlog:,}",
             _next_due(record),
-            record.owner or "-",
+            _holder(record),
         )
     table.print()
     for record in records:
@@ -101,6 +105,28 @@ def print_jobs(records: Sequence[JobRecord]) -> None:
             )
         if record.held_by is not None:
             click.echo(printable(_held(record, record.held_by)))
+
+
+def _holder(record: JobRecord) -> str:
+    if record.owner is None or record.lease_until is None:
+        return "-"
+    until = "lease until" if record.lease_until > record.seen_at else "lease over since"
+    return f"{record.owner} ({until} {show_time(record.lease_until)})"
+
+
+def _versions(found: Sequence[VersionRun]) -> Iterator[str]:
+    if found:
+        yield (
+            "Two versions of it have taken turns within the last day; what is due is shared out between them. The "
+            "newest runs of each:"
+        )
+    for each in found:
+        of_dagster = "" if each.dagster_run_id is None else f", Dagster's run {each.dagster_run_id}"
+        schedule = "no schedule" if each.cron is None else f"schedule {each.cron}"
+        yield (
+            f"  version {each.spec_hash} ({schedule}): run {each.run_id} at {show_time(each.started_at)}, by "
+            f"{each.owner}{of_dagster}"
+        )
 
 
 def _held(record: JobRecord, held_by: HeldBy) -> str:

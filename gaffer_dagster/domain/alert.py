@@ -48,7 +48,7 @@ class Kind(str, Enum):
     VANISHED = "vanished"
     """Its code location looked, and does not define it any more."""
     VERSIONS = "versions"
-    """Two versions of its definition, or of its zone's data, take turns."""
+    """Two versions of its definition, its code, or its zone's data take turns."""
     WATCH = "watch"
     """One of those who look for all this has stopped."""
 

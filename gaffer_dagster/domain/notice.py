@@ -270,10 +270,15 @@ _WORDS: Mapping[Kind, _Words] = {
         "put it back, or `gaffer retire {name}` if it is not meant to run any more",
     ),
     Kind.VERSIONS: _Words(
-        lambda _: "two versions of its definition, or of its zone's data, take turns",
+        lambda _: (
+            "two versions of it (its schedule or definition, its code, or its zone's data) take turns, and what is due "
+            "is shared out between them"
+        ),
         "is defined by one version again",
         "two took turns",
-        "bring all that register it to one version; see `gaffer status {name}`",
+        "`gaffer status {name}` has who ran each of them last: bring the two places that register it to one version, "
+        "or give one of the two jobs another name; a value in its function's module that comes from the environment "
+        "makes two versions, too",
     ),
     Kind.WATCH: _Words(
         lambda details: f"has not looked since {_at(details, details.get('last_pass_at'))}",

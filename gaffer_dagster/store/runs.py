@@ -78,6 +78,37 @@ def get(connection: db.Connection, run_id: int) -> RunRecord:
     return row
 
 
+@dataclass(frozen=True)
+class VersionRun:
+    """The newest run of a version of a job's definition on a host. `cron`: of its schedule, as text."""
+
+    spec_hash: str
+    cron: str | None
+    run_id: int
+    started_at: datetime
+    owner: str
+    dagster_run_id: str | None
+
+
+def of_versions(connection: db.Connection, job: str) -> list[VersionRun]:
+    """Who ran a job, of which two versions have taken turns within the last day; else nothing."""
+    with connection.cursor(row_factory=class_row(VersionRun)) as cursor:
+        return cursor.execute(
+            """
+            select distinct on (r.spec_hash, pg_catalog.split_part(r.owner, ':', 1))
+                   r.spec_hash, s.cron, r.id as run_id, r.started_at, r.owner, r.dagster_run_id
+              from (select * from gaffer.job_runs where job = %(job)s order by id desc limit 200) r
+              join gaffer.job j on j.name = r.job
+              left join lateral (select spec -> 'schedule' ->> 'cron' as cron from gaffer.job_spec
+                                  where job = r.job and spec_hash = r.spec_hash order by id desc limit 1) s on true
+             where j.returned_at[pg_catalog.cardinality(j.returned_at)] > gaffer.clock() - interval '1 day'
+             order by r.spec_hash, pg_catalog.split_part(r.owner, ':', 1), r.id desc
+             limit 10
+            """,
+            {"job": job},
+        ).fetchall()
+
+
 def history(connection: db.Connection, job: str | None, limit: int) -> list[RunRecord]:
     """The newest runs first, of one job or of all."""
     with connection.cursor(row_factory=class_row(RunRecord)) as cursor:

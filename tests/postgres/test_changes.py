@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from gaffer_dagster.domain import notice
+from gaffer_dagster.domain.alert import Kind
 from gaffer_dagster.domain.due import EachInterval
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.domain.spec import work_hash
@@ -401,3 +405,33 @@ def test_work_that_calls_itself_is_known_too() -> None:
         return recursive(batch, depth) if depth < 3 else other
 
     assert work_hash(ROWS, recursive) != work_hash(ROWS, other)
+
+
+def test_of_two_versions_that_take_turns_status_shows_who_ran_each(url: str) -> None:
+    jobs.make_source(url, 3)
+    one, other = jobs.spec(batch_rows=5), jobs.spec(batch_rows=7)
+    assert "take" not in invoke(url, "status", "copy_rows").stdout
+    jobs.run(one, url)
+    jobs.run(other, url)
+    assert "turns" not in invoke(url, "status", "copy_rows").stdout  # a deployment
+    jobs.run(one, url)
+    jobs.run(other, url)
+    said = invoke(url, "status", "copy_rows").stdout
+    assert "Two versions of it have taken turns within the last day; what is due is shared out between them." in said
+    runs = dict(jobs.query(url, "select spec_hash, 'run ' || max(id) || ' at' from gaffer.job_runs group by 1"))
+    assert sorted(runs) == sorted([one.hash, other.hash])
+    for version, run in runs.items():
+        (line,) = [each for each in said.splitlines() if f"version {version} (schedule 0 * * * *): {run}" in each]
+        assert f"by {socket.gethostname()}:{os.getpid()}:" in line
+    found = invoke(url, "check").stdout
+    assert "take turns, and what is due is shared out between them" in found
+    assert "give one of the two jobs another name" in notice.what_to_do(Kind.VERSIONS, "copy_rows", {})
+
+
+def test_who_holds_a_lease_is_said_with_until_when(url: str, clock: Clock) -> None:
+    with protocol.session(url) as connection:
+        protocol.register(connection, jobs.spec())
+        protocol.acquire(connection, jobs.spec())
+    assert " (lease until 20" in invoke(url, "status", "copy_rows").stdout
+    clock.advance("5m")
+    assert " (lease over since 20" in invoke(url, "status", "copy_rows").stdout
