@@ -100,7 +100,7 @@ class JobRecord:
         if not self.watermark_lost or self.spec["due"]["kind"] == "pending_rows":
             return None
         if self.spec["due"]["kind"] == "external":
-            return f"select gaffer.set_watermark('{self.name}', null, POSITION, CLUSTER, 'WHO', 'WHY');"
+            return f"by SQL: select gaffer.set_watermark('{self.name}', null, POSITION, CLUSTER, 'WHO', 'WHY');"
         return f"gaffer watermark set {self.name} POSITION"
 
     @property
