@@ -77,7 +77,7 @@ FUNCTIONS: Mapping[str, frozenset[str]] = {
     # Triggers, parts of others, and what is for those who own tables.
     **dict.fromkeys(
         [
-            "abandon", "back_off", "check_seal", "check_truncation", "check_ttl", "count_failure", "count_parked",
+            "abandon", "back_off", "blockers", "check_seal", "check_truncation", "check_ttl", "count_failure", "count_parked",
             "count_takeover", "drop_guards", "family_of", "forget_delay", "forget_protection", "guard", "is_told",
             "keep_idle", "lease_blockers", "lock_leases", "note_action", "note_or_refuse", "note_parked", "note_pause",
             "note_protection", "note_pruned", "note_work", "protect", "protected_by", "raise_durability",
@@ -98,6 +98,7 @@ TABLES: Mapping[str, frozenset[str]] = {
         ALL,
     ),
     "truncated_table": NOBODY,
+    "watch_turn": NOBODY,
 }  # fmt: skip
 VIEWS = {"delivery_status", "job_status", "open_alert", "watch_status"}
 

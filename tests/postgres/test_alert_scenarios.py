@@ -376,8 +376,9 @@ def test_two_at_once_are_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> N
             others.append(look(another, Watcher("other")))
         return real(connection)
 
-    monkeypatch.setattr(engine_watch.alerts, "opened", opened)
     assert scene.look("01:31") == ["opened absence of job"]
+    monkeypatch.setattr(engine_watch.alerts, "opened", opened)
+    assert scene.look("01:31:30") == []
     assert others == [None]
 
 

@@ -17,6 +17,7 @@
 --   GF007  a job that is not known does the work of one that is: a rename
 --   GF008  a run is at work, or somebody has locked its lease
 --   GF009  what is said to be done is still pending
+--   GF010  a pass of the watch goes on for longer than one takes
 --
 -- Lock order, everywhere: the user's rows, then job_lease, then job, then job_watermark and job_runs.
 

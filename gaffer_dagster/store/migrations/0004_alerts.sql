@@ -1,6 +1,7 @@
 -- Who looks for silence, and what was found.
 --
 --   watch            whoever looks, and when it looked last; a stretch in which nobody did is in watch_gap
+--   watch_turn       its one row is locked by whoever is at a pass
 --   alert            an incident: at most one is open for each job (or watch) and kind
 --
 -- A pass is one transaction: begin_pass · what is wrong is read and judged (domain/incident.py) · note_incidents, which
@@ -26,6 +27,12 @@ create table gaffer.watch_gap (
 
 create index watch_gap_until on gaffer.watch_gap (until_at);
 
+-- No advisory lock: whoever may connect can take any, and keep it, and nobody would look any more.
+create table gaffer.watch_turn (
+    is_only boolean primary key default true check (is_only)
+);
+insert into gaffer.watch_turn default values;
+
 create table gaffer.alert (
     id          bigint generated always as identity primary key,
     key         uuid not null unique default gen_random_uuid(),
@@ -49,23 +56,42 @@ create table gaffer.alert (
 create unique index alert_open_job on gaffer.alert (job, kind) where resolved_at is null and job is not null;
 create unique index alert_open_watch on gaffer.alert (watch, kind) where resolved_at is null and watch is not null;
 
--- The pass of one watch begins: null while another is at it. A watch that says how often it looks, and finds that
+-- The pass of one watch begins: null while another is at it, and raises where one has been for longer than a pass takes,
+-- since nobody then looks. A watch that says how often it looks, and finds that
 -- nobody did for longer, notes the gap: no job is called absent for a tick of it before it had its grace anew. A job
 -- that was defined where this watch looks and is not any more, nor elsewhere, has vanished.
 create function gaffer.begin_pass(p_watch text, p_every interval, p_jobs text[]) returns timestamptz
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
 as $$
 declare
     v_now timestamptz;
     v_last timestamptz;
     v_watch gaffer.watch;
+    v_who text;
+    v_cure text;
 begin
     perform gaffer.raise_durability();
     -- A watch that is stopped in the middle must not stop the others.
     perform set_config('idle_in_transaction_session_timeout', '10s', true);
-    if not pg_try_advisory_xact_lock(hashtextextended('gaffer.begin_pass', 0)) then
-        return null;
+    perform from gaffer.watch_turn for update skip locked;
+    if not found then
+        v_now := gaffer.clock();
+        select max(last_pass_at) into v_last from gaffer.watch where last_pass_at <= v_now + interval '5 minutes';
+        if v_last > v_now - interval '1 minute' then
+            return null;
+        end if;
+        -- The other one may have begun just now.
+        begin
+            perform from gaffer.watch_turn for update;
+        exception when lock_not_available then
+            select string_agg(b.who, ', or '), string_agg(b.cure, '; or ') into v_who, v_cure
+              from gaffer.watch_turn t cross join lateral gaffer.blockers('gaffer.watch_turn', t.xmax) b;
+            raise exception 'nobody looks for what is wrong%: the turn to do so is held by %; end that transaction%',
+                coalesce(' since ' || date_trunc('second', v_last), ''), coalesce(v_who, 'somebody who is gone by now'),
+                coalesce(': ' || v_cure, '') using errcode = 'GF010';
+        end;
     end if;
     v_now := gaffer.clock();
     -- What a clock that ran ahead for a while has written.
