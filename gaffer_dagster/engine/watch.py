@@ -1,8 +1,8 @@
 """One pass of the watch: what is wrong is read, judged and noted, in one transaction.
 
 The same pass runs in Dagster's sensor, in `gaffer check --notify` and in `gaffer watch`. A pass that finds another one
-going on leaves it to that; one that goes on for longer than a pass takes is a problem. What it opened, reminded of or resolved is then delivered (`engine/deliver.py`), also by
-whoever passes next.
+going on leaves it to that; one that goes on for longer than a pass takes is a problem. What it opened, reminded of or
+resolved is then delivered (`engine/deliver.py`), also by whoever passes next.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _find(connection: db.Connection, now: datetime) -> tuple[dict[str, Watched],
         try:
             found += findings(each, now, gaps)
         # A newer version wrote it, or who else may; the others are judged all the same.
-        except (GafferError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (GafferError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             why = str(error) if isinstance(error, GafferError) else db.primary_message(error)
             problems.append(f"job {each.job!r} cannot be judged here: {why}")
         else:

@@ -34,6 +34,7 @@ import gaffer_dagster as gd
 from gaffer_dagster import local
 from gaffer_dagster.cli import main
 from gaffer_dagster.domain import notice
+from gaffer_dagster.domain.alert import is_receiver
 from gaffer_dagster.domain.health import Check, Mark
 from gaffer_dagster.engine import doctor, watch, web
 from gaffer_dagster.engine.batch import Batch
@@ -45,7 +46,7 @@ from gaffer_dagster.errors import (
     LocalPostgresError,
     NotDeliveredError,
 )
-from gaffer_dagster.store import db, horizon, migrate, prepare, protect, tables
+from gaffer_dagster.store import db, deliveries, horizon, migrate, prepare, protect, tables
 from gaffer_dagster.store import doctor as asked
 from gaffer_dagster.store.operations import Operator
 from gaffer_dagster.testing import Databases
@@ -576,8 +577,10 @@ def test_a_turn_that_is_an_advisory_lock_is_anybodys(url: str, runner: str) -> N
 
 def test_only_where_it_is_said_does_a_function_take_an_advisory_lock(url: str) -> None:
     """Each of them is named by the doctor, with the one of migrations."""
-    taking = "select proname from pg_proc where pronamespace = 'gaffer'::regnamespace and prosrc ~ 'advisory_\\w*lock'"
-    assert jobs.query(url, taking) == [("lock_batch",)]
+    taking = (
+        "select proname from pg_proc where pronamespace::regnamespace::text = 'gaffer' and prosrc ~ 'advisory_\\w*lock'"
+    )
+    assert jobs.query(url, f"select proname from pg_proc where {of}") == [("lock_batch",)]
 
 
 def test_who_squats_on_the_lock_of_migrations_is_named(url: str, runner: str) -> None:
@@ -608,6 +611,25 @@ def test_a_pass_that_goes_on_for_long_is_no_silence(url: str, runner: str) -> No
             assert watch.look(connection, Watcher("here")) is not None
     finally:
         variants.replace(url, "begin_pass", {})
+
+
+@pytest.mark.parametrize(
+    "name", ["on\ncall", "oncall\N{RIGHT-TO-LEFT OVERRIDE}", "a" * 64, "x" * 2_000_000, "OnCall", "", "1st", "a b"]
+)  # fmt: skip
+def test_a_receiver_is_called_by_a_name_only(url: str, runner: str, name: str) -> None:
+    with jobs.connect(runner) as connection, pytest.raises(pg.CheckViolation):
+        connection.execute("select gaffer.claim_notices(%s, 'warning')", [name])
+    assert not is_receiver(name)
+
+
+def test_who_is_called_by_no_name_does_not_keep_the_others_from_being_told(url: str, runner: str) -> None:
+    with protocol.session(runner) as connection:
+        environment = {"GAFFER_RECEIVER_ON-CALL": "https://hooks.example.org", "GAFFER_RECEIVER_" + "A" * 64: "x"}
+        told = watch.attend(connection, Watcher("here"), environment, jobs.LOG).problems
+        assert len([each for each in told if "a receiver's name is of A-Z, 0-9 and _" in each]) == 2
+        names = [each.name for each in deliveries.receivers(connection)]
+        assert set(names) >= {"log"}
+        assert all(map(is_receiver, names))
 
 
 # ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -160,6 +160,7 @@ declare
     v_now timestamptz := gaffer.clock();
     v_ahead timestamptz := v_now + interval '5 minutes';
     v_version text := concat_ws('/', p_spec_hash, p_work_hash, p_zone_data);
+    v_grace interval;
     v_job gaffer.job;
     v_like text[];
 begin
@@ -169,6 +170,13 @@ begin
         raise exception 'the spec of job "%" lacks what each has: schedule, due (with its kind), bounds (with a timeout), '
             'alerts', p_job using errcode = 'invalid_parameter_value';
     end if;
+    -- One that is longer would be added to each job's tick, and none could be judged.
+    if p_grace is null or p_grace not between interval '0' and interval '3653 days' then
+        raise exception 'the grace of job "%" cannot be %: from 0 to 3,653 days is allowed', p_job, p_grace
+            using errcode = 'invalid_parameter_value';
+    end if;
+    -- Of months and days that take each other back, some cannot be added to a time.
+    v_grace := make_interval(secs => extract(epoch from p_grace)::double precision);
     select * into v_job from gaffer.job where name = p_job;
     if not found then
         select array_agg(job) into v_like from gaffer.operator_action
@@ -220,11 +228,11 @@ begin
     end if;
     insert into gaffer.job (name, spec, spec_hash, work_hash, zone_data, version, grace, slots, first_seen_at, rules_at,
                             next_due_at)
-    values (p_job, p_spec, p_spec_hash, p_work_hash, p_zone_data, v_version, p_grace, p_slots, v_now, v_now,
+    values (p_job, p_spec, p_spec_hash, p_work_hash, p_zone_data, v_version, v_grace, p_slots, v_now, v_now,
             p_next_due_at)
     on conflict (name) do nothing;
     update gaffer.job
-       set spec = p_spec, spec_hash = p_spec_hash, work_hash = p_work_hash, zone_data = p_zone_data, grace = p_grace,
+       set spec = p_spec, spec_hash = p_spec_hash, work_hash = p_work_hash, zone_data = p_zone_data, grace = v_grace,
            slots = p_slots,
            rules_at = case when spec - '{due,protect}'::text[] = p_spec - '{due,protect}'::text[] then rules_at
                            else v_now end,

@@ -8,8 +8,9 @@
 -- looks at each job's row again. What is opened, reminded or resolved is then delivered: 0005_delivery.sql.
 
 create table gaffer.watch (
-    name          text primary key,
-    every         interval,                    -- how often it means to look; null: it does not say
+    name          text primary key check (length(name) <= 500),
+    every         interval                     -- how often it means to look; null: it does not say
+                  check (every > interval '0' and every <= interval '31 days'),
     first_seen_at timestamptz not null,
     last_pass_at  timestamptz not null,
     passes        bigint not null default 0,
@@ -50,7 +51,9 @@ create table gaffer.alert (
     acked_by    text,
     ack_reason  text,
     resolved_at timestamptz,
-    check ((job is null) <> (watch is null))
+    check ((job is null) <> (watch is null)),
+    check (greatest(opened_at, reminded_at, acked_at, resolved_at) < '9999-01-01 00:00+00'),
+    check (least(opened_at, reminded_at, acked_at, resolved_at) > '0001-01-02 00:00+00')
 );
 
 create unique index alert_open_job on gaffer.alert (job, kind) where resolved_at is null and job is not null;
@@ -69,9 +72,16 @@ declare
     v_now timestamptz;
     v_last timestamptz;
     v_watch gaffer.watch;
+    v_every interval;
     v_who text;
     v_cure text;
 begin
+    if p_watch ~ '[\x01-\x1f\x7f]' or p_every not between interval '1 millisecond' and interval '31 days' then
+        raise exception 'a watch has a name of visible characters, and looks every 31 days at least, not % and %',
+            quote_literal(left(p_watch, 100)), p_every
+            using errcode = 'invalid_parameter_value';
+    end if;
+    v_every := make_interval(secs => extract(epoch from p_every)::double precision);
     perform gaffer.raise_durability();
     -- A watch that is stopped in the middle must not stop the others.
     perform set_config('idle_in_transaction_session_timeout', '10s', true);
@@ -99,7 +109,7 @@ begin
     update gaffer.watch set last_pass_at = v_now where last_pass_at > v_now + interval '5 minutes';
     select * into v_watch from gaffer.watch where name = p_watch;
     select max(last_pass_at) into v_last from gaffer.watch;
-    if p_every is not null and v_last < v_now - greatest(interval '1 minute', 3 * p_every) then
+    if v_every is not null and v_last < v_now - greatest(interval '1 minute', 3 * v_every) then
         insert into gaffer.watch_gap (since_at, until_at, watch) values (v_last, v_now, p_watch);
     end if;
     if p_jobs is distinct from v_watch.jobs then
@@ -109,9 +119,9 @@ begin
         update gaffer.job set vanished_at = null where name = any (p_jobs) and vanished_at is not null;
     end if;
     insert into gaffer.watch (name, every, first_seen_at, last_pass_at, passes, jobs)
-    values (p_watch, p_every, v_now, v_now, 1, p_jobs)
+    values (p_watch, v_every, v_now, v_now, 1, p_jobs)
     on conflict (name) do update
-       set every = p_every, last_pass_at = v_now, passes = watch.passes + 1,
+       set every = v_every, last_pass_at = v_now, passes = watch.passes + 1,
            jobs = case when watch.jobs = p_jobs then watch.jobs else p_jobs end;
     return v_now;
 end $$;
@@ -137,6 +147,10 @@ as $$
 declare
     v_judged gaffer.incident[];
 begin
+    if p_now is null or p_now not between gaffer.clock() - interval '1 hour' and gaffer.clock() + interval '5 minutes' then
+        raise exception 'incidents are noted at the time of the pass, not at %', p_now
+            using errcode = 'invalid_parameter_value';
+    end if;
     -- Not waiting for whoever changes a row, since it is changing.
     select array_agg(i) into v_judged from unnest(p_incidents) i
      where i.watch is not null

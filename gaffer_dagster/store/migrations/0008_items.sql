@@ -8,7 +8,8 @@ create table gaffer.job_item (
     job             text not null references gaffer.job (name) on update cascade,
     key             text not null,           -- of the row, as text
     attempts        integer not null check (attempts >= 0),
-    next_attempt_at timestamptz not null,
+    next_attempt_at timestamptz not null
+                    check (next_attempt_at between '0001-01-02 00:00+00' and '9999-01-01 00:00+00'),
     first_failed_at timestamptz not null,
     failed_at       timestamptz not null,
     sqlstate        text,
