@@ -580,7 +580,7 @@ def test_only_where_it_is_said_does_a_function_take_an_advisory_lock(url: str) -
     taking = (
         "select proname from pg_proc where pronamespace::regnamespace::text = 'gaffer' and prosrc ~ 'advisory_\\w*lock'"
     )
-    assert jobs.query(url, f"select proname from pg_proc where {of}") == [("lock_batch",)]
+    assert jobs.query(url, taking) == [("lock_batch",)]
 
 
 def test_who_squats_on_the_lock_of_migrations_is_named(url: str, runner: str) -> None:
