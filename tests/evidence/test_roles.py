@@ -78,10 +78,10 @@ FUNCTIONS: Mapping[str, frozenset[str]] = {
     # Triggers, parts of others, and what is for those who own tables.
     **dict.fromkeys(
         [
-            "abandon", "back_off", "blockers", "check_seal", "check_truncation", "check_ttl", "count_failure",
-            "count_parked", "count_takeover", "drop_guards", "family_of", "forget_delay", "forget_protection", "guard",
-            "is_told",
-            "keep_idle", "lease_blockers", "lock_leases", "note_action", "note_or_refuse", "note_parked", "note_pause",
+            "abandon", "back_off", "blockers", "check_prune", "check_seal", "check_truncation", "check_ttl",
+            "count_failure", "count_parked", "count_takeover", "drop_guards", "family_of", "forget_delay",
+            "forget_protection", "guard", "is_told", "keep_idle",
+            "lease_blockers", "lock_leases", "note_action", "note_or_refuse", "note_parked", "note_pause",
             "note_protection", "note_pruned", "note_work", "protect", "protected_by", "raise_durability",
             "refuse_lease_move", "refuse_lease_removal", "refuse_smaller_fence", "refuse_write", "settle_items",
             "stamp_xid", "unprotect", "was_muted",
@@ -1060,6 +1060,56 @@ def test_the_operator_does_what_people_do_and_is_named(lived_in: str, operator: 
         "retry items", "drop items", "rename", "retire", "prune",
     }  # fmt: skip
     assert {role for _, role in done} == {support.user_of(operator)}
+
+
+def prune_unnoted(url: str, operator: str) -> None:
+    """As whoever would remove history without a trace, in another's name, or more than he said."""
+    begin = "select gaffer.begin_prune(%s, 'ann', null)"
+    with jobs.connect(url) as admin:
+        ((others,),) = admin.execute(begin, ["2000-01-01"]).fetchall()
+    with jobs.connect(operator) as connection:
+        ((mine,),) = connection.execute(begin, ["2000-01-01"]).fetchall()
+        ((paused,),) = connection.execute(
+            "select max(id) from gaffer.operator_action where action <> 'prune' and role = session_user"
+        ).fetchall()
+        for action, before in (
+            (None, "9000-01-01"), (others, "2000-01-01"), (mine, "9000-01-01"), (mine, None), (paused, "2000-01-01"),
+            (-1, "2000-01-01"),
+        ):  # fmt: skip
+            for steps in (
+                "select gaffer.prune_runs(%s, 'worked', %s, '-infinity', 0, 1000)",
+                "select gaffer.prune_alerts(%s, %s, 1000)",
+            ):
+                with pytest.raises(pg.InvalidParameterValue, match="is no prune of"):
+                    connection.execute(steps.encode(), [action, before])
+        connection.execute("select gaffer.prune_runs(%s, 'worked', '2000-01-01', '-infinity', 0, 1000)", [mine])
+        connection.execute("select gaffer.prune_alerts(%s, '2000-01-01', 1000)", [mine])
+
+
+def test_the_operator_removes_no_history_but_under_a_row_of_his_own(lived_in: str, operator: str) -> None:
+    gaffer(operator, "alerts", "mute", "failing", "--until", "1h", "--yes")
+    prune_unnoted(lived_in, operator)
+
+
+@pytest.mark.parametrize("part", ["and role = session_user", "and (details ->> 'before')::timestamptz = p_before"])
+def test_a_prune_that_does_not_ask_whose_the_row_is_or_up_to_when_is_found(
+    lived_in: str, operator: str, part: str
+) -> None:
+    variants.replace(lived_in, "check_prune", {part: ""})
+    try:
+        with pytest.raises(pytest.fail.Exception):
+            prune_unnoted(lived_in, operator)
+    finally:
+        variants.replace(lived_in, "check_prune", {})
+
+
+def test_rows_that_failed_are_retried_or_dropped_and_nothing_else(lived_in: str, operator: str) -> None:
+    before = jobs.query(lived_in, "select * from gaffer.job_item")
+    with jobs.connect(operator) as connection:
+        for action in ("pause", "Retry", "", None):
+            with pytest.raises(pg.InvalidParameterValue, match="is retry or drop, not"):
+                connection.execute("select gaffer.change_items('items', %s, null, 'ann', null)", [action])
+    assert jobs.query(lived_in, "select * from gaffer.job_item") == before
 
 
 def test_the_operator_mends_a_protected_table_only_as_far_as_its_owner_lets_him(

@@ -128,6 +128,10 @@ declare
     v_now timestamptz := gaffer.clock();
     v_keys text[];
 begin
+    if p_action is null or p_action <> all (array['retry', 'drop']) then
+        raise exception 'what is done to rows that failed is retry or drop, not %', p_action
+            using errcode = 'invalid_parameter_value';
+    end if;
     perform 1 from gaffer.job where name = p_job for no key update;
     if not found then
         raise exception 'job "%" is not registered', p_job using errcode = 'GF006';
