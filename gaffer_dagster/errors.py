@@ -96,6 +96,10 @@ class TableInUseError(GafferError):
     """Somebody uses a table that nobody may use for the moment that a change takes; try again."""
 
 
+class WatchHeldError(GafferError):
+    """Nobody can look for what is wrong: somebody holds the turn to do so for longer than a pass takes. Says who."""
+
+
 class ClockSkewError(GafferError):
     """The worker's clock and the database's are more than five minutes apart."""
 

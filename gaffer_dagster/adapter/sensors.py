@@ -147,9 +147,11 @@ def _pass(
         tick.reports += [event for events in told.reports.values() for event in events]
         if told.failed:
             raise told.failed[0]
-    report = look(connection, watcher)
-    if report is None:
-        context.log.info(f"database {database!r}: another pass is going on")
+    report = None
+    with _heard(context, f"database {database!r}", tick):
+        report = look(connection, watcher)
+        if report is None:
+            context.log.info(f"database {database!r}: another pass is going on")
     with db.impatient(connection):
         opened = alerts.opened(connection)
     names = set(watcher.jobs)

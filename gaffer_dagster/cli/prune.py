@@ -30,7 +30,7 @@ def prune(older_than: str, dry_run: bool, operator: Operator) -> None:
     that is open; incidents that somebody is still to be told of; who did what (gaffer audit); and every schedule that a
     job had. It may be ended at any moment, and goes on when it is called again.
     """
-    age = as_duration(older_than, "--older-than")
+    age = as_duration(older_than, "--older-than", timedelta.max)
     if not _LEAST <= age <= _MOST:
         raise BadInputError(
             f"--older-than {older_than!r} is too short or too long; give a duration from {in_words(_LEAST)} to 36500d"

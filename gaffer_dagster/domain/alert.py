@@ -153,15 +153,20 @@ def is_variable(name: object) -> bool:
     return isinstance(name, str) and name.isascii() and name.isidentifier() and name.upper() == name
 
 
+def is_receiver(name: object) -> bool:
+    """Whether it can be a receiver's name: `gaffer.receiver` takes no other."""
+    return isinstance(name, str) and re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", name) is not None
+
+
 def _names(receivers: Iterable[str]) -> tuple[str, ...]:
     if not isinstance(receivers, Iterable):
         raise BadSpecError(f"alerts: receivers: a {type(receivers).__name__} is no list of names; give one")
     found = (receivers,) if isinstance(receivers, str) else tuple(receivers)
     for name in found:
-        if not (isinstance(name, str) and name.isascii() and name.isidentifier() and name.lower() == name):
+        if not is_receiver(name):
             raise BadSpecError(
-                f"alerts: receivers: {shown(name)} is no name; use a-z, 0-9 and _, such as 'oncall', whose address "
-                "is in GAFFER_RECEIVER_ONCALL"
+                f"alerts: receivers: {shown(name)} is no name; use a-z, 0-9 and _, at most 63, such as "
+                "'oncall', whose address is in GAFFER_RECEIVER_ONCALL"
             )
     if not found:
         raise BadSpecError("alerts: receivers is empty; name at least one, or leave it out to tell all")

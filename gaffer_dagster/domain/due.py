@@ -18,8 +18,6 @@ from gaffer_dagster.errors import BadSpecError
 
 SHORTEST_SLICE = timedelta(seconds=1)
 MOST_SLOTS = 64
-LONGEST = timedelta(days=3653)
-"""Ten years: a time that is longer ago may be none that can be counted."""
 
 
 @dataclass(frozen=True, init=False)
@@ -80,7 +78,7 @@ class NewRows:
                     "lives, such as '10m'; or leave cursor= out, so that no row can be missed, and prepare the table "
                     f"with: {prepare_command(table, key)}"
                 )
-            lag = _as_duration(settle, f"NewRows on {table}: settle")
+            lag = as_duration(settle, f"NewRows on {table}: settle")
         if start != "beginning":
             raise BadSpecError(f"NewRows on {table}: start={start!r} is not offered; use start='beginning'")
         if where is not None and (not is_text(where) or not where.strip()):
@@ -154,7 +152,7 @@ class PendingRows:
         object.__setattr__(self, "done", done)
         object.__setattr__(self, "attempts", attempts)
         object.__setattr__(self, "parallel", parallel)
-        object.__setattr__(self, "backoff", _as_duration(backoff, f"PendingRows on {table}: backoff"))
+        object.__setattr__(self, "backoff", as_duration(backoff, f"PendingRows on {table}: backoff"))
 
     def as_json(self) -> Mapping[str, object]:
         return {
@@ -194,7 +192,7 @@ class EachInterval:
         until: datetime | date | str | None = None,
     ) -> None:
         object.__setattr__(self, "cron", None if cron is None else Schedule(cron).cron)
-        object.__setattr__(self, "settle", _as_duration(settle, "EachInterval: settle"))
+        object.__setattr__(self, "settle", as_duration(settle, "EachInterval: settle"))
         object.__setattr__(self, "start", _as_bound(start, "EachInterval: start"))
         object.__setattr__(self, "until", _as_bound(until, "EachInterval: until"))
 
@@ -242,7 +240,7 @@ class Elapsed:
                 "leave it out for one batch"
             )
         object.__setattr__(self, "slice", length)
-        object.__setattr__(self, "settle", _as_duration(settle, "Elapsed: settle"))
+        object.__setattr__(self, "settle", as_duration(settle, "Elapsed: settle"))
         object.__setattr__(self, "start", _as_bound(start, "Elapsed: start"))
 
     def as_json(self) -> Mapping[str, object]:
@@ -388,13 +386,6 @@ def _check_names(kind: str, **names: object) -> None:
     for field, value in names.items():
         if not is_text(value) or not value or value != value.strip():
             raise BadSpecError(f"{kind}: {field}={value!r} is no name; write it as in SQL, without blanks around")
-
-
-def _as_duration(value: timedelta | str, field: str) -> timedelta:
-    duration = as_duration(value, field)
-    if duration > LONGEST:
-        raise BadSpecError(f"{field}={value!r} is longer than {LONGEST.days:,} days; write a shorter one")
-    return duration
 
 
 def _as_bound(value: datetime | date | str | None, field: str) -> datetime | date | None:

@@ -7,13 +7,15 @@ from datetime import timedelta
 
 from gaffer_dagster.errors import BadSpecError
 
+LONGEST = timedelta(days=3653)
+"""Ten years: a time that is longer ago, or ahead, may be none that can be counted."""
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds", "ms": "milliseconds"}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[dhms])", re.ASCII)
 _WHOLE = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
 
 
-def as_duration(value: timedelta | str | None, field: str) -> timedelta:
-    """A positive duration. Raises `BadSpecError` naming `field` and the value."""
+def as_duration(value: timedelta | str | None, field: str, longest: timedelta = LONGEST) -> timedelta:
+    """A positive duration, of `longest` at most. Raises `BadSpecError` naming `field` and the value."""
     if isinstance(value, timedelta):
         duration = value
     elif isinstance(value, str) and _WHOLE.fullmatch(value):
@@ -30,6 +32,8 @@ def as_duration(value: timedelta | str | None, field: str) -> timedelta:
         )
     if duration <= timedelta():
         raise BadSpecError(f"{field}={value!r} is not longer than nothing; write a positive duration")
+    if duration > longest:
+        raise BadSpecError(f"{field}={value!r} is longer than {longest.days:,} days; write a shorter one")
     return duration
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
 from gaffer_dagster.domain.duration import as_duration
@@ -30,7 +30,7 @@ def as_moment(text: str, field: str, zone: str = "UTC") -> datetime:
 def end_of(text: str, field: str, now: datetime, zone: str) -> datetime:
     """When something ends that begins now: at a time, or after a duration. Raises `BadInputError`."""
     try:
-        end = now + as_duration(text, field)
+        end = now + as_duration(text, field, timedelta.max)
     except BadSpecError:
         try:
             end = as_moment(text, field, zone)

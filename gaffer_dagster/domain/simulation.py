@@ -617,6 +617,6 @@ def _until(since: datetime, text: str, field: str, zone: str) -> datetime | None
     if not text:
         return None
     try:
-        return since + as_duration(text, field)
+        return since + as_duration(text, field, timedelta.max)
     except BadSpecError:
         return as_moment(text, field, zone)

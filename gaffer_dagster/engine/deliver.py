@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from gaffer_dagster.domain.alert import is_receiver
 from gaffer_dagster.domain.notice import write
 from gaffer_dagster.engine.log import Log
 from gaffer_dagster.engine.receivers import LOG, Receiver
@@ -40,7 +41,8 @@ def deliver(
     may outlast it). One that fails has its next turn in a later call."""
     ends = time.monotonic() + budget.total_seconds()
     failing = {each.name for each in deliveries.receivers(connection) if each.failing_since is not None}
-    turns = deque(sorted(receivers, key=lambda each: each.name in failing))  # who may hang must not keep others waiting
+    named = [each for each in receivers if is_receiver(each.name)]  # the others are told of as what they are
+    turns = deque(sorted(named, key=lambda each: each.name in failing))  # who may hang must not keep others waiting
     sent = 0
     failed: list[str] = []
     while turns and time.monotonic() < ends:

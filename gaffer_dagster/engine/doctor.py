@@ -352,8 +352,12 @@ def _advisory_locks(connection: db.Connection) -> Iterator[Check]:
     for each in found:
         told = f"the lock of job {each.job} is held by {each.who}, so that no batch begins"
         yield Check("tables", "advisory locks", Mark.WARNING, told, each.cure)
-    if not found:
-        yield Check("tables", "advisory locks", Mark.OK, "no job is kept waiting for one")
+    migrating = migrate.lockers(connection)
+    for who, cure in migrating:
+        told = f"the lock of migrations is held by {who}, so that nobody else migrates"
+        yield Check("tables", "advisory locks", Mark.WARNING, told, cure)
+    if not found and not migrating:
+        yield Check("tables", "advisory locks", Mark.OK, "neither a job nor a migration is kept waiting for one")
 
 
 # ── receivers ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 from urllib.parse import unquote, unquote_plus
 
-from gaffer_dagster.domain.alert import Severity, shown
+from gaffer_dagster.domain.alert import Severity, is_receiver, shown
 from gaffer_dagster.domain.notice import Message
 from gaffer_dagster.engine import web
 from gaffer_dagster.engine.log import Log
@@ -68,8 +68,8 @@ def _receiver(name: str, environment: Mapping[str, str]) -> Receiver:
     try:
         severity = _severity(f"{variable}_SEVERITY", environment)
         url = environment.get(variable, "").strip()
-        if not (name.isascii() and name.isidentifier() and name.upper() == name):
-            raise BadInputError(f"{variable}: a receiver's name is of A-Z, 0-9 and _")
+        if not (is_receiver(name.lower()) and name.upper() == name):
+            raise BadInputError(f"{variable}: a receiver's name is of A-Z, 0-9 and _, at most 63")
         if not url:
             raise BadInputError(f"{variable} is empty, or not set; put the receiver's URL into it")
         scheme = re.match(r"([a-z][a-z0-9+.-]*)://", url, re.IGNORECASE)

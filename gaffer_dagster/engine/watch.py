@@ -1,8 +1,8 @@
 """One pass of the watch: what is wrong is read, judged and noted, in one transaction.
 
 The same pass runs in Dagster's sensor, in `gaffer check --notify` and in `gaffer watch`. A pass that finds another one
-going on leaves it to that. What it opened, reminded of or resolved is then delivered (`engine/deliver.py`), also by
-whoever passes next.
+going on leaves it to that; one that goes on for longer than a pass takes is a problem. What it opened, reminded of or
+resolved is then delivered (`engine/deliver.py`), also by whoever passes next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gaffer_dagster.engine import heartbeat
 from gaffer_dagster.engine.deliver import deliver
 from gaffer_dagster.engine.log import Log
 from gaffer_dagster.engine.receivers import Unusable, receivers_from
-from gaffer_dagster.errors import GafferError
+from gaffer_dagster.errors import GafferError, WatchHeldError
 from gaffer_dagster.store import alerts, db, deliveries, horizon
 
 HEARTBEAT = "GAFFER_HEARTBEAT_URL"
@@ -45,7 +45,7 @@ class Report:
 
 
 def look(connection: db.Connection, watcher: Watcher) -> Report | None:
-    """A pass. None: another one is going on."""
+    """A pass. None: another one is going on. Raises `WatchHeldError`."""
     with db.impatient(connection):
         now = alerts.begin_pass(connection, watcher.name, watcher.every, watcher.jobs)
         if now is None:
@@ -80,7 +80,7 @@ def _find(connection: db.Connection, now: datetime) -> tuple[dict[str, Watched],
         try:
             found += findings(each, now, gaps)
         # A newer version wrote it, or who else may; the others are judged all the same.
-        except (GafferError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (GafferError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             why = str(error) if isinstance(error, GafferError) else db.primary_message(error)
             problems.append(f"job {each.job!r} cannot be judged here: {why}")
         else:
@@ -91,8 +91,8 @@ def _find(connection: db.Connection, now: datetime) -> tuple[dict[str, Watched],
 
 @dataclass(frozen=True)
 class Attended:
-    """What became of a pass. `report`: None where another pass was going on. `problems`: why a receiver is not told, as
-    instructions."""
+    """What became of a pass. `report`: None where another pass was going on. `problems`: why nobody could look, or
+    a receiver is not told, as instructions."""
 
     report: Report | None
     sent: int
@@ -101,10 +101,15 @@ class Attended:
 
 def attend(connection: db.Connection, watcher: Watcher, environment: Mapping[str, str], log: Log) -> Attended:
     """A pass, and what follows from it: the notices are sent (also those that others have left), and heartbeats."""
-    attended = speak(connection, look(connection, watcher), environment, log)
-    if attended.report is not None:
+    try:
+        report, held = look(connection, watcher), None
+    except WatchHeldError as error:
+        report, held = None, str(error)
+        log.error("not looked", why=held)
+    attended = speak(connection, report, environment, log)
+    if report is not None:
         heartbeat.beat(HEARTBEAT, environment, log)
-    return attended
+    return attended if held is None else replace(attended, problems=[held, *attended.problems])
 
 
 def speak(

@@ -15,8 +15,10 @@ from gaffer_dagster.store import db
 
 
 def begin_pass(connection: db.Connection, watch: str, every: timedelta | None, jobs: Sequence[str]) -> datetime | None:
-    """The time of the pass, which lasts as long as the transaction. None: another pass is going on."""
-    row = connection.execute("select gaffer.begin_pass(%s, %s, %s)", [watch, every, sorted(jobs)]).fetchone()
+    """The time of the pass, which lasts as long as the transaction. None: another pass is going on. Raises
+    `WatchHeldError` where one has been for longer than a pass takes."""
+    with db.refusals():
+        row = connection.execute("select gaffer.begin_pass(%s, %s, %s)", [watch, every, sorted(jobs)]).fetchone()
     return None if row is None else row[0]
 
 

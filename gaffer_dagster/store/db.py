@@ -35,6 +35,7 @@ from gaffer_dagster.errors import (
     RenamedJobError,
     TableInUseError,
     UnknownJobError,
+    WatchHeldError,
 )
 
 Connection = psycopg.Connection[TupleRow]
@@ -392,6 +393,7 @@ _REFUSALS: dict[str, type[GafferError]] = {
     "GF007": RenamedJobError,
     "GF008": JobHeldError,
     "GF009": BadSpecError,
+    "GF010": WatchHeldError,
 }
 
 

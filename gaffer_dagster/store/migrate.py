@@ -202,6 +202,24 @@ def lock(connection: db.Connection) -> None:
     connection.execute("select pg_catalog.pg_advisory_xact_lock(%s)", [_LOCK])
 
 
+def lockers(connection: db.Connection) -> list[tuple[str, str]]:
+    """Who has that lock, as anybody may who can connect, and how to end that."""
+    return connection.execute(
+        """
+        select pg_catalog.format('backend %%s (user %%s, database %%s, application %%s)', l.pid, a.usename, a.datname,
+                                 nullif(a.application_name, '')),
+               pg_catalog.format('select pg_terminate_backend(%%s);', l.pid)
+          from (select %s::bigint as key) k
+          join pg_catalog.pg_locks l
+            on l.locktype = 'advisory' and l.granted and l.objsubid = 1
+           and l.classid = ((k.key >> 32) & 4294967295)::oid and l.objid = (k.key & 4294967295)::oid
+          join pg_catalog.pg_stat_activity a on a.pid = l.pid and a.datname = pg_catalog.current_database()
+         order by l.pid
+        """,
+        [_LOCK],
+    ).fetchall()  # type: ignore[return-value]
+
+
 def migrate(connection: db.Connection, operator: Operator | None = None) -> list[Migration]:
     """Applies what is pending, once, however many do it at the same time. Returns what was applied here. `operator`:
     who asked for it, where somebody did."""
@@ -227,8 +245,10 @@ def migrate(connection: db.Connection, operator: Operator | None = None) -> list
                 operations.note(connection, None, "migrate", operator, {"migrations": numbers})
             return todo
     except pg.LockNotAvailable:
+        held = lockers(connection)
+        cure = "" if not held else f"; it is {held[0][0]}; if that is no migration: {held[0][1]}"
         raise DatabaseUnavailableError(
-            "another migration has been running for 10 s; wait for it and try again"
+            f"another migration has been running for 10 s; wait for it and try again{cure}"
         ) from None
     except (pg.DuplicateTable, pg.DuplicateObject, pg.DuplicateFunction) as error:  # of a name that we need
         noted = connection.execute("select pg_catalog.to_regclass('gaffer.migration') is not null").fetchone()

@@ -540,6 +540,8 @@ class Model:
                 self._count_failure(row.tick, row.trigger)
                 tables.leases_lost += 1
             row.outcome = Outcome.LOST_LEASE
+            if tables.lease == holder.lease:  # it ran out, and then the job was renamed
+                tables.lease = tables.gone_at = None
             raise ModelError("lost")
         if row is None or row.outcome is not Outcome.RUNNING:
             raise ModelError("unknown")

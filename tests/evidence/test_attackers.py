@@ -34,6 +34,7 @@ import gaffer_dagster as gd
 from gaffer_dagster import local
 from gaffer_dagster.cli import main
 from gaffer_dagster.domain import notice
+from gaffer_dagster.domain.alert import is_receiver
 from gaffer_dagster.domain.health import Check, Mark
 from gaffer_dagster.engine import doctor, watch, web
 from gaffer_dagster.engine.batch import Batch
@@ -45,7 +46,7 @@ from gaffer_dagster.errors import (
     LocalPostgresError,
     NotDeliveredError,
 )
-from gaffer_dagster.store import db, horizon, migrate, prepare, protect, tables
+from gaffer_dagster.store import db, deliveries, horizon, migrate, prepare, protect, tables
 from gaffer_dagster.store import doctor as asked
 from gaffer_dagster.store.operations import Operator
 from gaffer_dagster.testing import Databases
@@ -550,6 +551,85 @@ def test_a_doctor_that_does_not_ask_whose_the_lock_is_blames_the_batch(
     look_less_closely(monkeypatch, "where a.application_name <>", "where true or a.application_name <>")
     (who,) = blamed(url, runner, "blamed")
     assert "application gaffer:blamed" in who
+
+
+# ── whose turn it is to look ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_whoever_may_connect_keeps_nobody_from_looking(url: str, runner: str) -> None:
+    with support.login(url) as mallory, psycopg.connect(mallory) as squatter, protocol.session(runner) as connection:
+        squatter.execute("select pg_advisory_lock(hashtextextended('gaffer.begin_pass', 0))")
+        with squatter.transaction(), pytest.raises(pg.InsufficientPrivilege), squatter.transaction():
+            squatter.execute("select from gaffer.watch_turn for update")
+        assert watch.look(connection, Watcher("here")) is not None
+
+
+def test_a_turn_that_is_an_advisory_lock_is_anybodys(url: str, runner: str) -> None:
+    ours = "perform from gaffer.watch_turn for update skip locked;"
+    theirs = "perform where pg_try_advisory_xact_lock(hashtextextended('gaffer.begin_pass', 0));"
+    variants.replace(url, "begin_pass", {ours: theirs})
+    try:
+        with pytest.raises(AssertionError):
+            test_whoever_may_connect_keeps_nobody_from_looking(url, runner)
+    finally:
+        variants.replace(url, "begin_pass", {})
+
+
+def test_only_where_it_is_said_does_a_function_take_an_advisory_lock(url: str) -> None:
+    """Each of them is named by the doctor, with the one of migrations."""
+    taking = (
+        "select proname from pg_proc where pronamespace::regnamespace::text = 'gaffer' and prosrc ~ 'advisory_\\w*lock'"
+    )
+    assert jobs.query(url, taking) == [("lock_batch",)]
+
+
+def test_who_squats_on_the_lock_of_migrations_is_named(url: str, runner: str) -> None:
+    with support.login(url) as mallory, psycopg.connect(mallory, autocommit=True) as squatter:
+        squatter.execute("select pg_advisory_lock(%s)", [migrate._LOCK])
+        pid = squatter.info.backend_pid
+        found = look(runner)["advisory locks"]
+        assert f"the lock of migrations is held by backend {pid} (user {support.user_of(mallory)}, " in found.found
+        assert found.cure == f"select pg_terminate_backend({pid});"
+    assert "advisory locks" not in look(runner)
+
+
+def test_a_pass_that_goes_on_for_long_is_no_silence(url: str, runner: str) -> None:
+    jobs.execute(url, "alter function gaffer.begin_pass set lock_timeout = '200ms'")
+    try:
+        with psycopg.connect(runner, application_name="stuck") as stuck, protocol.session(runner) as connection:
+            stuck.execute("select gaffer.begin_pass('stuck', null, '{}')")
+            jobs.execute(url, "update gaffer.watch set last_pass_at = gaffer.clock()")
+            assert watch.look(connection, Watcher("here")) is None
+            jobs.execute(url, "update gaffer.watch set last_pass_at = gaffer.clock() - interval '61 s'")
+            who = f"the turn to do so is held by backend {stuck.info.backend_pid} (user {support.user_of(runner)}, "
+            told = watch.attend(connection, Watcher("here"), {}, jobs.LOG).problems
+            assert [who in each for each in told] == [True], told
+            assert told[0].endswith(f"select pg_terminate_backend({stuck.info.backend_pid})")
+            checked = CliRunner().invoke(main, ["check", "--notify"], env={"GAFFER_DATABASE_URL": runner})
+            assert (checked.exit_code, who in checked.output) == (1, True)
+            stuck.rollback()
+            assert watch.look(connection, Watcher("here")) is not None
+    finally:
+        variants.replace(url, "begin_pass", {})
+
+
+@pytest.mark.parametrize(
+    "name", ["on\ncall", "oncall\N{RIGHT-TO-LEFT OVERRIDE}", "a" * 64, "x" * 2_000_000, "OnCall", "", "1st", "a b"]
+)  # fmt: skip
+def test_a_receiver_is_called_by_a_name_only(url: str, runner: str, name: str) -> None:
+    with jobs.connect(runner) as connection, pytest.raises(pg.CheckViolation):
+        connection.execute("select gaffer.claim_notices(%s, 'warning')", [name])
+    assert not is_receiver(name)
+
+
+def test_who_is_called_by_no_name_does_not_keep_the_others_from_being_told(url: str, runner: str) -> None:
+    with protocol.session(runner) as connection:
+        environment = {"GAFFER_RECEIVER_ON-CALL": "https://hooks.example.org", "GAFFER_RECEIVER_" + "A" * 64: "x"}
+        told = watch.attend(connection, Watcher("here"), environment, jobs.LOG).problems
+        assert len([each for each in told if "a receiver's name is of A-Z, 0-9 and _" in each]) == 2
+        names = [each.name for each in deliveries.receivers(connection)]
+        assert set(names) >= {"log"}
+        assert all(map(is_receiver, names))
 
 
 # ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,6 +11,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,12 @@ FUNCTIONS: Mapping[str, frozenset[str]] = {
     # Triggers, parts of others, and what is for those who own tables.
     **dict.fromkeys(
         [
-            "abandon", "back_off", "check_seal", "check_truncation", "check_ttl", "count_failure", "count_parked",
-            "count_takeover", "drop_guards", "family_of", "forget_delay", "forget_protection", "guard", "is_plain",
-            "is_told", "keep_idle", "lease_blockers", "lock_leases", "note_action", "note_or_refuse", "note_parked",
-            "note_pause", "note_protection", "note_pruned", "note_work", "protect", "protected_by", "raise_durability",
-            "refuse_move", "refuse_removal", "refuse_smaller_fence", "refuse_write", "settle_items",
+            "abandon", "back_off", "blockers", "check_prune", "check_seal", "check_truncation", "check_ttl",
+            "count_failure", "count_parked", "count_takeover", "drop_guards", "family_of", "forget_delay",
+            "forget_protection", "guard", "is_plain", "is_told", "keep_idle", "lease_blockers", "lock_leases",
+            "note_action", "note_or_refuse", "note_parked", "note_pause", "note_protection", "note_pruned", "note_work",
+            "protect", "protected_by", "raise_durability", "refuse_move", "refuse_removal", "refuse_smaller_fence",
+            "refuse_write", "settle_items",
             "stamp_xid", "unprotect", "was_muted",
         ],
         NOBODY,
@@ -98,6 +100,7 @@ TABLES: Mapping[str, frozenset[str]] = {
         ALL,
     ),
     "truncated_table": NOBODY,
+    "watch_turn": NOBODY,
 }  # fmt: skip
 VIEWS = {"delivery_status", "job_status", "open_alert", "watch_status"}
 
@@ -836,6 +839,99 @@ def test_no_function_that_the_runner_may_call_lowers_a_fence_moves_a_watermark_o
     assert changed == []
 
 
+# What is no time that everybody can read, or that can be counted with.
+FAR: Mapping[str, list[str]] = {
+    "timestamp with time zone": ["'infinity'", "'-infinity'", "'290000-01-01'", "'4000-01-01 BC'", "'0001-01-01'"],
+    "interval": ["'500000 years'", "'-500000 years'", "'-500000 years 180003000 days'", "'20000 years'", "'4000 days'"],
+    "tstzrange": ["'[290000-01-01,290000-01-02)'", "'(,2020-01-02)'", "'[4000-01-01 BC,2020-01-02)'"],
+    "gaffer.incident[]": [
+        f"array[row(null, 'open', null, 'w', '', 'watch', 'error', {at}, '{{}}')::gaffer.incident]"
+        for at in ("now()", "'290000-01-01'", "'4000-01-01 BC'")
+    ],
+}
+# Else the first of what somebody would like to give, and where that would not get far:
+NEAR: Mapping[str, str] = {
+    "p_job": "'far'", "p_jobs": "'{}'", "p_spec": "select spec from gaffer.job where name = 'near'",
+    "p_spec_hash": "md5(random()::text)", "p_work_hash": "md5(random()::text)",
+    "p_as_new": "true", "p_dagster_run_id": "md5(random()::text)",
+    "p_incidents": FAR["gaffer.incident[]"][0], "p_key": "'1'", "p_receiver": "'oncall'", "p_least": "'warning'",
+    "p_watch": "'far'", "p_now": "now()", "p_known": "'{}'", "p_started_at": "now()", "p_ended_at": "now()",
+    "p_every": "'1 min'", "p_until": "now()", "p_before": "now()",
+}  # fmt: skip
+LOOKS = ["status", "runs", "ticks far", "check", "metrics", "alerts list --all", "audit", "items list far --all"]
+
+
+def blinded(url: str, logins: Mapping[str, str]) -> list[str]:
+    """Which calls of what a runner or operator may call keep somebody from looking. Each argument that is a time, in
+    turn, is one that is far off."""
+    for words in ("far", "near"):
+        with protocol.session(logins["runner"]) as connection:
+            protocol.register(connection, jobs.spec(words))
+            gaffer(logins["runner"], "check", "--notify")
+    found: list[str] = []
+    for role in ("runner", "operator"):
+        allowed = jobs.query(
+            logins[role],
+            """
+            select p.proname, array(select n || ' ' || format_type(t, null)
+                                      from unnest(p.proargtypes::oid[], p.proargnames[:p.pronargs]) as of (t, n))
+              from pg_proc p
+             where p.pronamespace = 'gaffer'::regnamespace and p.prorettype <> 'trigger'::regtype
+               and has_function_privilege(p.oid, 'execute') and p.proname <> 'rename' order by 1
+            """,
+        )
+        with jobs.connect(logins[role]) as connection:
+            for name, parameters in allowed:
+                taken: list[str] = []
+                split = [each.partition(" ")[::2] for each in parameters]
+                for place, (_, of) in enumerate(split):
+                    for far in FAR.get(of, ()):
+                        values = [
+                            f"({far if each == place else NEAR.get(called) or NAMED.get(called, WISHES[of])[0]})::{of}"
+                            for each, (called, of) in enumerate(split)
+                        ]
+                        call = f"select gaffer.{name}({', '.join(values)})"
+                        with suppress(psycopg.Error):
+                            connection.execute(call.encode())
+                            taken.append(call)
+                            if not sees(logins["reader"], "check"):  # the next call may write over it
+                                found.append(f"check after {call}")
+                blind = [words for words in LOOKS if taken and not sees(logins["reader"], *words.split())]
+                found += [f"{words} after one of {taken}" for words in blind]
+    return found
+
+
+def sees(url: str, *words: str) -> bool:
+    done = CliRunner().invoke(main, list(words), env={"GAFFER_DATABASE_URL": url})
+    known = done.exception is None or isinstance(done.exception, SystemExit)
+    return known and (done.exit_code == 0 or (words[0] == "check" and done.exit_code == 1))
+
+
+def test_no_time_that_somebody_gives_keeps_others_from_looking(gaffer_databases: Databases) -> None:
+    with gaffer_databases.scratch() as url, support.logins(url) as logins:
+        assert blinded(url, logins) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "constraint"),
+    [
+        ("register", {"if p_grace is null or p_grace not between": "if false and p_grace not between",
+                      "v_grace := make_interval(secs => extract(epoch from p_grace)::double precision);":
+                      "v_grace := p_grace;"},
+         "gaffer.job drop constraint job_grace_check"),
+        ("note_incidents", {"if p_now is null or p_now not between": "if false and p_now not between"},
+         "gaffer.alert drop constraint alert_check1, drop constraint alert_check2"),
+    ],
+)  # fmt: skip
+def test_a_time_that_does_is_found(
+    gaffer_databases: Databases, name: str, change: dict[str, str], constraint: str
+) -> None:
+    with gaffer_databases.scratch() as url, support.logins(url) as logins:
+        variants.replace(url, name, change)
+        jobs.execute(url, f"alter table {constraint}")
+        assert any(f"gaffer.{name}(" in each for each in blinded(url, logins))
+
+
 def test_a_runner_that_reads_the_id_of_a_lease_may_work_under_it(shop: str, runner: str) -> None:
     """So runners trust each other: whoever reads the id, as each of them may, can renew the lease and commit under it.
     The id keeps those apart who do not know that they meet, such as a run and the one that took over from it, or what
@@ -964,6 +1060,56 @@ def test_the_operator_does_what_people_do_and_is_named(lived_in: str, operator: 
         "retry items", "drop items", "rename", "retire", "prune",
     }  # fmt: skip
     assert {role for _, role in done} == {support.user_of(operator)}
+
+
+def prune_unnoted(url: str, operator: str) -> None:
+    """As whoever would remove history without a trace, in another's name, or more than he said."""
+    begin = "select gaffer.begin_prune(%s, 'ann', null)"
+    with jobs.connect(url) as admin:
+        ((others,),) = admin.execute(begin, ["2000-01-01"]).fetchall()
+    with jobs.connect(operator) as connection:
+        ((mine,),) = connection.execute(begin, ["2000-01-01"]).fetchall()
+        ((paused,),) = connection.execute(
+            "select max(id) from gaffer.operator_action where action <> 'prune' and role = session_user"
+        ).fetchall()
+        for action, before in (
+            (None, "9000-01-01"), (others, "2000-01-01"), (mine, "9000-01-01"), (mine, None), (paused, "2000-01-01"),
+            (-1, "2000-01-01"),
+        ):  # fmt: skip
+            for steps in (
+                "select gaffer.prune_runs(%s, 'worked', %s, '-infinity', 0, 1000)",
+                "select gaffer.prune_alerts(%s, %s, 1000)",
+            ):
+                with pytest.raises(pg.InvalidParameterValue, match="is no prune of"):
+                    connection.execute(steps.encode(), [action, before])
+        connection.execute("select gaffer.prune_runs(%s, 'worked', '2000-01-01', '-infinity', 0, 1000)", [mine])
+        connection.execute("select gaffer.prune_alerts(%s, '2000-01-01', 1000)", [mine])
+
+
+def test_the_operator_removes_no_history_but_under_a_row_of_his_own(lived_in: str, operator: str) -> None:
+    gaffer(operator, "alerts", "mute", "failing", "--until", "1h", "--yes")
+    prune_unnoted(lived_in, operator)
+
+
+@pytest.mark.parametrize("part", ["and role = session_user", "and (details ->> 'before')::timestamptz = p_before"])
+def test_a_prune_that_does_not_ask_whose_the_row_is_or_up_to_when_is_found(
+    lived_in: str, operator: str, part: str
+) -> None:
+    variants.replace(lived_in, "check_prune", {part: ""})
+    try:
+        with pytest.raises(pytest.fail.Exception):
+            prune_unnoted(lived_in, operator)
+    finally:
+        variants.replace(lived_in, "check_prune", {})
+
+
+def test_rows_that_failed_are_retried_or_dropped_and_nothing_else(lived_in: str, operator: str) -> None:
+    before = jobs.query(lived_in, "select * from gaffer.job_item")
+    with jobs.connect(operator) as connection:
+        for action in ("pause", "Retry", "", None):
+            with pytest.raises(pg.InvalidParameterValue, match="is retry or drop, not"):
+                connection.execute("select gaffer.change_items('items', %s, null, 'ann', null)", [action])
+    assert jobs.query(lived_in, "select * from gaffer.job_item") == before
 
 
 def test_the_operator_mends_a_protected_table_only_as_far_as_its_owner_lets_him(

@@ -376,8 +376,9 @@ def test_two_at_once_are_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> N
             others.append(look(another, Watcher("other")))
         return real(connection)
 
-    monkeypatch.setattr(engine_watch.alerts, "opened", opened)
     assert scene.look("01:31") == ["opened absence of job"]
+    monkeypatch.setattr(engine_watch.alerts, "opened", opened)
+    assert scene.look("01:31:30") == []
     assert others == [None]
 
 
@@ -649,7 +650,7 @@ def test_fewer_take_overs_are_allowed_from_the_edit_on(scene: Scene) -> None:
 BROKEN = {
     "anybody notes a gap": (
         "begin_pass",
-        {"p_every is not null and v_last <": "v_last <"},
+        {"v_every is not null and v_last <": "v_last <"},
         test_who_looks_once_an_hour_hears_it_at_once,
     ),
     "a schedule edit is forgotten": (

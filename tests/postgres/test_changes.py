@@ -269,6 +269,7 @@ def test_a_job_that_is_at_work_is_not_renamed(old: str) -> None:
             protocol.commit(connection, attempt.lease, protocol.begin(connection), since=None, until={"until": "x"})
         protocol.db.roll_back(connection)
         assert protocol.end(connection, attempt.lease).result == "lost_lease"
+        assert jobs.query(old, "select lease_id from gaffer.job_lease") == [(None,)]
 
 
 @pytest.mark.parametrize(

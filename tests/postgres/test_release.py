@@ -198,6 +198,7 @@ def test_a_blocker_of_another_role_is_named_as_far_as_it_may_be_seen(url: str, s
     role = db.parse_url(stranger)["user"]
     jobs.execute(url, f"grant usage on schema gaffer to {role}; grant select on gaffer.job_lease to {role}")
     jobs.execute(url, f"grant create on schema gaffer to {role}; alter function gaffer.lease_blockers owner to {role}")
+    jobs.execute(url, f"grant execute on function gaffer.blockers to {role}")
     with psycopg.connect(url, application_name="left-open") as blocker:
         lock(blocker)
         assert jobs.run(job, url).error == (

@@ -406,7 +406,7 @@ BROKEN_STORE = {
     "a gap is not noted": (
         16,
         "begin_pass",
-        {"if p_every is not null and v_last": "if false and v_last"},
+        {"if v_every is not null and v_last": "if false and v_last"},
     ),
 }
 

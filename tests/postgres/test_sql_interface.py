@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -14,7 +15,7 @@ import pytest
 
 from gaffer_dagster.store import db, protect, tables
 from gaffer_dagster.store.operations import Operator
-from tests.support import jobs, protocol, tools
+from tests.support import jobs, protocol, tools, variants
 
 ROOT = Path(__file__).parents[2]
 FENCED = ROOT / "examples" / "psql" / "fenced.sh"
@@ -189,9 +190,88 @@ def test_a_lease_id_serves_for_one_run(url: str) -> None:
     [(_, fence, run)] = jobs.query(url, take, lease)
     assert jobs.query(url, take, lease) == [("granted", fence, run)]
     jobs.query(url, "select gaffer.end_run('nightly', 0, %s, %s, %s)", fence, lease, run)
-    with pytest.raises(psycopg.Error, match=f'was that of run {run} of job "nightly", which is succeeded; make one'):
+    said = f'was that of run {run} of slot 0 of job "nightly", which is succeeded; make one'
+    with pytest.raises(psycopg.Error, match=said):
         jobs.query(url, take, lease)
     assert jobs.query(url, "select outcome from gaffer.acquire('nightly', 0, gen_random_uuid())") == [("granted",)]
+
+
+def two_slots(url: str) -> tuple[Any, int, int]:
+    """A run in slot 0 of two: its lease, fence and number. There is another job."""
+    lease = uuid4()
+    jobs.execute(url, "select gaffer.register_external('nightly'), gaffer.register_external('other')")
+    jobs.execute(
+        url, "update gaffer.job set slots = 2; insert into gaffer.job_lease (job, slot) select name, 1 from gaffer.job"
+    )
+    ((fence, run),) = jobs.query(url, "select fence, run_id from gaffer.acquire('nightly', 0, %s)", lease)
+    return lease, fence, run
+
+
+STATE = """
+    select l.job, l.slot, l.fence, l.lease_id, r.outcome, j.leases_lost, j.consecutive_failures
+      from gaffer.job j join gaffer.job_lease l on l.job = j.name left join gaffer.job_runs r using (lease_id)
+     order by 1, 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("job", "slot", "more"),
+    [
+        ("nightly", 1, 0), ("other", 0, 0), ("nobody", 0, 0), ("nightly", 0, 1), ("nightly", 0, -1),
+        ("nightly", None, 0), (None, 0, 0),
+    ],
+)  # fmt: skip
+def test_a_run_that_has_its_lease_is_not_ended_by_who_mixes_up_its_slot_or_job(
+    url: str, job: str | None, slot: int | None, more: int
+) -> None:
+    lease, fence, run = two_slots(url)
+    before = jobs.query(url, STATE)
+    wrong = [job, slot, fence + more, lease]
+    batch = uuid4()
+    refused = [
+        ("select gaffer.end_run(%s, %s, %s, %s, %s, 'succeeded')", [*wrong, run], "nothing was changed"),
+        ("select gaffer.supersede(%s, %s, %s, %s, %s, gen_random_uuid())", [*wrong, run], "no longer current|null"),
+        ("select gaffer.charge_item(%s, %s, %s, %s, 'key', '1 min')", wrong, "no longer current|null"),
+        ("select gaffer.commit_batch(%s, %s, %s, %s, %s, %s)", [*wrong, run, batch], "no longer current|null"),
+    ]
+    for text, values, said in refused:
+        with jobs.connect(url) as connection, connection.transaction(force_rollback=False):
+            connection.execute("select gaffer.begin_batch(%s)", [batch])
+            with pytest.raises(psycopg.Error, match=said), connection.transaction():
+                connection.execute(text.encode(), values)
+    assert jobs.query(url, "select gaffer.renew(%s, %s, %s, %s)", *wrong) == [(False,)]
+    assert jobs.query(url, STATE) == before
+    assert jobs.query(url, "select result from gaffer.end_run('nightly', 0, %s, %s, %s)", fence, lease, run) == [
+        ("ended",)
+    ]
+
+
+def test_who_ends_any_run_by_its_lease_alone_is_found(url: str) -> None:
+    broken = {
+        "if p_slot is distinct from v_run.slot": "if false and p_slot is distinct from v_run.slot",
+        "or (v_lease.job is not null and (not": "or (false and (not",
+    }
+    variants.replace(url, "end_run", broken)
+    with pytest.raises(pytest.fail.Exception):
+        test_a_run_that_has_its_lease_is_not_ended_by_who_mixes_up_its_slot_or_job(url, "nightly", 1, 0)
+
+
+def test_a_run_that_lost_its_lease_is_ended_as_what_it_was(url: str) -> None:
+    lease, fence, run = two_slots(url)
+    jobs.query(url, "select gaffer.release('nightly', 0, 'ann', null)")
+    end = "select result from gaffer.end_run('nightly', %s, %s, %s, %s)"
+    with pytest.raises(psycopg.Error, match=f'run {run} is of slot 0 of job "nightly", not of slot 1'):
+        jobs.query(url, end, 1, fence, lease, run)
+    assert jobs.query(url, end, 0, fence, lease, run) == [("lost_lease",)]
+
+
+def test_a_lease_is_of_one_slot(url: str) -> None:
+    lease, _, run = two_slots(url)
+    before = jobs.query(url, STATE)
+    for job, slot in (("nightly", 1), ("other", 0)):
+        with pytest.raises(psycopg.Error, match=f'was that of run {run} of slot 0 of job "nightly", which is running'):
+            jobs.query(url, "select gaffer.acquire(%s, %s, %s)", job, slot, lease)
+    assert jobs.query(url, STATE) == before
 
 
 def test_the_document_names_every_refusal_and_only_functions_that_exist(url: str) -> None:

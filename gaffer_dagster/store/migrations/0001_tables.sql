@@ -65,7 +65,8 @@ create table gaffer.job (
 
     -- What the rules of 0004_alerts.sql are read from, so that no history is needed for them.
     rules_at             timestamptz not null,  -- since when its schedule, bounds and alerts are what they are
-    grace                interval not null,     -- of its alerts: tells the watch who is in time
+    grace                interval not null      -- of its alerts: tells the watch who is in time
+                         check (grace between interval '0' and interval '3653 days'),
     late_tick            timestamptz,      -- the earliest tick that was skipped as late and not made up for since
     -- As far as they ended later than the tick that is waited for, the newest hundred of each:
     paused               tstzrange[] not null default '{}',  -- the pauses that are over
@@ -108,6 +109,7 @@ create table gaffer.job_spec (
     first_seen_at timestamptz not null,
     registered_at timestamptz not null,     -- it took the place of the row before
     since_at      timestamptz not null      -- its ticks count from then on: before registered_at, where versions alternate
+                  check (since_at between '0001-01-02 00:00+00' and '9999-01-01 00:00+00')
 );
 
 create index job_spec_history on gaffer.job_spec (job, id);
@@ -145,7 +147,8 @@ create table gaffer.job_runs (
     trigger        text not null check (trigger in ('schedule', 'sensor', 'manual', 'command', 'redo')),
     tick           timestamptz,              -- the newest tick of the schedule when the run began
     spec_hash      text not null,
-    redo           tstzrange,                -- the interval that was done once more; the watermark stays
+    redo           tstzrange                 -- the interval that was done once more; the watermark stays
+                   check (redo <@ tstzrange('0001-01-02 00:00+00', '9999-01-01 00:00+00')),
     zone_data      text,
     cluster        text,
     timeline       integer,

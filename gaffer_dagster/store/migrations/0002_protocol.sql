@@ -17,6 +17,7 @@
 --   GF007  a job that is not known does the work of one that is: a rename
 --   GF008  a run is at work, or somebody has locked its lease
 --   GF009  what is said to be done is still pending
+--   GF010  a pass of the watch goes on for longer than one takes
 --
 -- Lock order, everywhere: the user's rows, then job_lease, then job, then job_watermark and job_runs.
 
@@ -159,6 +160,7 @@ declare
     v_now timestamptz := gaffer.clock();
     v_ahead timestamptz := v_now + interval '5 minutes';
     v_version text := concat_ws('/', p_spec_hash, p_work_hash, p_zone_data);
+    v_grace interval;
     v_job gaffer.job;
     v_like text[];
 begin
@@ -168,6 +170,13 @@ begin
         raise exception 'the spec of job "%" lacks what each has: schedule, due (with its kind), bounds (with a timeout), '
             'alerts', p_job using errcode = 'invalid_parameter_value';
     end if;
+    -- One that is longer would be added to each job's tick, and none could be judged.
+    if p_grace is null or p_grace not between interval '0' and interval '3653 days' then
+        raise exception 'the grace of job "%" cannot be %: from 0 to 3,653 days is allowed', p_job, p_grace
+            using errcode = 'invalid_parameter_value';
+    end if;
+    -- Of months and days that take each other back, some cannot be added to a time.
+    v_grace := make_interval(secs => extract(epoch from p_grace)::double precision);
     select * into v_job from gaffer.job where name = p_job;
     if not found then
         select array_agg(job) into v_like from gaffer.operator_action
@@ -219,11 +228,11 @@ begin
     end if;
     insert into gaffer.job (name, spec, spec_hash, work_hash, zone_data, version, grace, slots, first_seen_at, rules_at,
                             next_due_at)
-    values (p_job, p_spec, p_spec_hash, p_work_hash, p_zone_data, v_version, p_grace, p_slots, v_now, v_now,
+    values (p_job, p_spec, p_spec_hash, p_work_hash, p_zone_data, v_version, v_grace, p_slots, v_now, v_now,
             p_next_due_at)
     on conflict (name) do nothing;
     update gaffer.job
-       set spec = p_spec, spec_hash = p_spec_hash, work_hash = p_work_hash, zone_data = p_zone_data, grace = p_grace,
+       set spec = p_spec, spec_hash = p_spec_hash, work_hash = p_work_hash, zone_data = p_zone_data, grace = v_grace,
            slots = p_slots,
            rules_at = case when spec - '{due,protect}'::text[] = p_spec - '{due,protect}'::text[] then rules_at
                            else v_now end,
@@ -322,6 +331,8 @@ as $$
                   'stop, the next one does what is left. %s', p_fence, p_job,
                   coalesce((select 'This one was ' || error from gaffer.job_runs
                              where job = p_job and slot = p_slot and lease_id = p_lease_id and outcome = 'abandoned'),
+                           (select format('It is the lease of slot %s of job "%s" by fence %s', slot, job, fence)
+                              from gaffer.job_lease where lease_id = p_lease_id),
                            (select 'Row-level security may hide it, which no table of gaffer''s works with: alter table '
                                    'gaffer.job_lease disable row level security'
                               from pg_class where oid = 'gaffer.job_lease'::regclass and relrowsecurity),
@@ -500,9 +511,9 @@ begin
     elsif v_run.job = p_job and v_run.outcome = 'abandoned' then
         -- It is asked again for an answer that was lost, and somebody found it dead meanwhile.
         raise exception '%', gaffer.lost_lease(p_job, p_slot, v_run.fence, p_lease_id) using errcode = 'GF001';
-    elsif v_run.job <> p_job or v_run.outcome <> 'running' then
-        raise exception 'the lease_id % was that of run % of job "%", which is %; make one for each run: '
-            'gen_random_uuid()', p_lease_id, v_run.id, v_run.job, v_run.outcome
+    elsif v_run.job <> p_job or v_run.slot <> p_slot or v_run.outcome <> 'running' then
+        raise exception 'the lease_id % was that of run % of slot % of job "%", which is %; make one for each run: '
+            'gen_random_uuid()', p_lease_id, v_run.id, v_run.slot, v_run.job, v_run.outcome
             using errcode = 'invalid_parameter_value';
     end if;
     v_grant.run_id := v_run.id;
@@ -707,6 +718,8 @@ declare
     v_ending gaffer.run_ending;
     v_done boolean := p_outcome in ('succeeded', 'partial');
     v_held_by_since timestamptz;
+    v_renamed boolean;
+    v_lease gaffer.job_lease;
 begin
     if p_outcome is null or p_outcome not in
        ('succeeded', 'partial', 'capped', 'interrupted', 'failed', 'timed_out', 'lost_lease') then
@@ -717,12 +730,30 @@ begin
     perform 1 from gaffer.job_lease
       where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id for no key update;
     if not found then
-        select * into v_run from gaffer.job_runs where id = p_run_id and lease_id = p_lease_id for update;
+        select * into v_run from gaffer.job_runs where id = p_run_id and lease_id = p_lease_id;
         if not found then
             raise exception 'run % of job "%" is not under this lease', p_run_id, p_job using errcode = 'GF006';
         end if;
+        v_renamed := v_run.job is distinct from p_job and exists (
+            select from gaffer.operator_action
+             where action = 'rename' and job = v_run.job and details ->> 'from' = p_job);
+        select * into v_lease from gaffer.job_lease
+         where job = v_run.job and slot = v_run.slot and lease_id = p_lease_id for no key update;
+        -- A run that has its lease is at work, whatever name or number its caller has mixed up.
+        if p_slot is distinct from v_run.slot or (v_run.job is distinct from p_job and not v_renamed)
+           or (v_lease.job is not null and (not v_renamed or v_lease.fence is distinct from p_fence)) then
+            raise exception 'run % is of slot % of job "%"%, not of slot % of job "%" by fence %; nothing was changed, end '
+                'it as what it is', p_run_id, v_run.slot, v_run.job, coalesce(' by fence ' || v_lease.fence, ''), p_slot, p_job,
+                p_fence using errcode = 'GF006';
+        end if;
+        if v_lease.job is not null then  -- it ran out, and then the job was renamed
+            update gaffer.job_lease
+               set lease_id = null, lease_until = 'epoch', holder_pid = null, holder_began_at = null, gone_at = null
+             where job = v_run.job and slot = v_run.slot;
+        end if;
+        select * into v_run from gaffer.job_runs where id = p_run_id for update;
         if v_run.outcome = 'running' and v_run.trigger <> 'redo' then
-            -- The lease was taken away by hand, and nobody has found this run dead yet. (The job may have been renamed.)
+            -- The lease was taken away by hand, and nobody has found this run dead yet.
             perform gaffer.count_failure(v_run.job, v_run.tick, gaffer.clock());
             perform gaffer.note_work(v_run.job, v_run.started_at, gaffer.clock());
             perform gaffer.note_parked(v_run.job, v_run.parked, gaffer.clock());

@@ -1,14 +1,16 @@
 -- Who looks for silence, and what was found.
 --
 --   watch            whoever looks, and when it looked last; a stretch in which nobody did is in watch_gap
+--   watch_turn       its one row is locked by whoever is at a pass
 --   alert            an incident: at most one is open for each job (or watch) and kind
 --
 -- A pass is one transaction: begin_pass · what is wrong is read and judged (domain/incident.py) · note_incidents, which
 -- looks at each job's row again. What is opened, reminded or resolved is then delivered: 0005_delivery.sql.
 
 create table gaffer.watch (
-    name          text primary key,
-    every         interval,                    -- how often it means to look; null: it does not say
+    name          text primary key check (length(name) <= 500),
+    every         interval                     -- how often it means to look; null: it does not say
+                  check (every > interval '0' and every <= interval '31 days'),
     first_seen_at timestamptz not null,
     last_pass_at  timestamptz not null,
     passes        bigint not null default 0,
@@ -25,6 +27,12 @@ create table gaffer.watch_gap (
 );
 
 create index watch_gap_until on gaffer.watch_gap (until_at);
+
+-- No advisory lock: whoever may connect can take any, and keep it, and nobody would look any more.
+create table gaffer.watch_turn (
+    is_only boolean primary key default true check (is_only)
+);
+insert into gaffer.watch_turn default values;
 
 create table gaffer.alert (
     id          bigint generated always as identity primary key,
@@ -43,29 +51,56 @@ create table gaffer.alert (
     acked_by    text,
     ack_reason  text,
     resolved_at timestamptz,
-    check ((job is null) <> (watch is null))
+    check ((job is null) <> (watch is null)),
+    check (greatest(opened_at, reminded_at, acked_at, resolved_at) < '9999-01-01 00:00+00'),
+    check (least(opened_at, reminded_at, acked_at, resolved_at) > '0001-01-02 00:00+00')
 );
 
 create unique index alert_open_job on gaffer.alert (job, kind) where resolved_at is null and job is not null;
 create unique index alert_open_watch on gaffer.alert (watch, kind) where resolved_at is null and watch is not null;
 
--- The pass of one watch begins: null while another is at it. A watch that says how often it looks, and finds that
+-- The pass of one watch begins: null while another is at it, and raises where one has been for longer than a pass takes,
+-- since nobody then looks. A watch that says how often it looks, and finds that
 -- nobody did for longer, notes the gap: no job is called absent for a tick of it before it had its grace anew. A job
 -- that was defined where this watch looks and is not any more, nor elsewhere, has vanished.
 create function gaffer.begin_pass(p_watch text, p_every interval, p_jobs text[]) returns timestamptz
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
 as $$
 declare
     v_now timestamptz;
     v_last timestamptz;
     v_watch gaffer.watch;
+    v_every interval;
+    v_who text;
+    v_cure text;
 begin
+    if p_every not between interval '1 millisecond' and interval '31 days' then
+        raise exception 'a watch looks every 31 days at least, and not more often than each millisecond; not each %', p_every
+            using errcode = 'invalid_parameter_value';
+    end if;
+    v_every := make_interval(secs => extract(epoch from p_every)::double precision);
     perform gaffer.raise_durability();
     -- A watch that is stopped in the middle must not stop the others.
     perform set_config('idle_in_transaction_session_timeout', '10s', true);
-    if not pg_try_advisory_xact_lock(hashtextextended('gaffer.begin_pass', 0)) then
-        return null;
+    perform from gaffer.watch_turn for update skip locked;
+    if not found then
+        v_now := gaffer.clock();
+        select max(last_pass_at) into v_last from gaffer.watch where last_pass_at <= v_now + interval '5 minutes';
+        if v_last > v_now - interval '1 minute' then
+            return null;
+        end if;
+        -- The other one may have begun just now.
+        begin
+            perform from gaffer.watch_turn for update;
+        exception when lock_not_available then
+            select string_agg(b.who, ', or '), string_agg(b.cure, '; or ') into v_who, v_cure
+              from gaffer.watch_turn t cross join lateral gaffer.blockers('gaffer.watch_turn', t.xmax) b;
+            raise exception 'nobody looks for what is wrong%: the turn to do so is held by %; end that transaction%',
+                coalesce(' since ' || date_trunc('second', v_last), ''), coalesce(v_who, 'somebody who is gone by now'),
+                coalesce(': ' || v_cure, '') using errcode = 'GF010';
+        end;
     end if;
     v_now := gaffer.clock();
     -- What a clock that ran ahead for a while has written.
@@ -73,7 +108,7 @@ begin
     update gaffer.watch set last_pass_at = v_now where last_pass_at > v_now + interval '5 minutes';
     select * into v_watch from gaffer.watch where name = p_watch;
     select max(last_pass_at) into v_last from gaffer.watch;
-    if p_every is not null and v_last < v_now - greatest(interval '1 minute', 3 * p_every) then
+    if v_every is not null and v_last < v_now - greatest(interval '1 minute', 3 * v_every) then
         insert into gaffer.watch_gap (since_at, until_at, watch) values (v_last, v_now, p_watch);
     end if;
     if p_jobs is distinct from v_watch.jobs then
@@ -83,9 +118,9 @@ begin
         update gaffer.job set vanished_at = null where name = any (p_jobs) and vanished_at is not null;
     end if;
     insert into gaffer.watch (name, every, first_seen_at, last_pass_at, passes, jobs)
-    values (p_watch, p_every, v_now, v_now, 1, p_jobs)
+    values (p_watch, v_every, v_now, v_now, 1, p_jobs)
     on conflict (name) do update
-       set every = p_every, last_pass_at = v_now, passes = watch.passes + 1,
+       set every = v_every, last_pass_at = v_now, passes = watch.passes + 1,
            jobs = case when watch.jobs = p_jobs then watch.jobs else p_jobs end;
     return v_now;
 end $$;
@@ -111,6 +146,10 @@ as $$
 declare
     v_judged gaffer.incident[];
 begin
+    if p_now is null or p_now not between gaffer.clock() - interval '1 hour' and gaffer.clock() + interval '5 minutes' then
+        raise exception 'incidents are noted at the time of the pass, not at %', p_now
+            using errcode = 'invalid_parameter_value';
+    end if;
     -- Not waiting for whoever changes a row, since it is changing.
     select array_agg(i) into v_judged from unnest(p_incidents) i
      where i.watch is not null

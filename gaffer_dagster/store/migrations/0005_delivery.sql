@@ -9,7 +9,7 @@
 -- processes are at one message within a minute.
 
 create table gaffer.receiver (
-    name          text primary key,
+    name          text primary key check (name ~ '^[a-z_][a-z0-9_]{0,62}$'),
     first_seen_at timestamptz not null,        -- incidents that were over by then are not told any more
     last_seen_at  timestamptz not null,
     failing_since timestamptz,

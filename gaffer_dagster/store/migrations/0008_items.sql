@@ -8,7 +8,8 @@ create table gaffer.job_item (
     job             text not null references gaffer.job (name) on update cascade,
     key             text not null,           -- of the row, as text
     attempts        integer not null check (attempts >= 0),
-    next_attempt_at timestamptz not null,
+    next_attempt_at timestamptz not null
+                    check (next_attempt_at between '0001-01-02 00:00+00' and '9999-01-01 00:00+00'),
     first_failed_at timestamptz not null,
     failed_at       timestamptz not null,
     sqlstate        text,
@@ -127,6 +128,10 @@ declare
     v_now timestamptz := gaffer.clock();
     v_keys text[];
 begin
+    if p_action is null or p_action <> all (array['retry', 'drop']) then
+        raise exception 'what is done to rows that failed is retry or drop, not %', p_action
+            using errcode = 'invalid_parameter_value';
+    end if;
     perform 1 from gaffer.job where name = p_job for no key update;
     if not found then
         raise exception 'job "%" is not registered', p_job using errcode = 'GF006';

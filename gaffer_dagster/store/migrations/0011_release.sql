@@ -1,21 +1,20 @@
 -- Who is in the way of a lease, and `gaffer release`, which takes it away from a run that does not let go.
 
--- Who has locked the row of this lease, and how to end that. The row names one transaction (`xmax`); where that is not
+-- Who has locked a row of this table, and how to end that. The row names one transaction (its `xmax`); where that is not
 -- the one (it locked in a savepoint, or several share the lock), all who have locked a row of this table may be it.
-create function gaffer.lease_blockers(p_job text, p_slot integer) returns table (who text, cure text)
-language sql volatile security definer
+create function gaffer.blockers(p_table regclass, p_xmax xid) returns table (who text, cure text)
+language sql volatile
 set search_path = pg_catalog, pg_temp
 as $$
     with locks as materialized (
         select * from pg_catalog.pg_locks
     ), locker as (
         select l.virtualtransaction, l.pid, xid.transactionid,
-               coalesce(bool_or(xid.transactionid = lease.xmax) over (partition by l.virtualtransaction), false) as is_it
+               coalesce(bool_or(xid.transactionid = p_xmax) over (partition by l.virtualtransaction), false) as is_it
           from (select distinct virtualtransaction, pid from locks
-                 where locktype = 'relation' and relation = 'gaffer.job_lease'::regclass and granted
+                 where locktype = 'relation' and relation = p_table and granted
                    and database = (select oid from pg_catalog.pg_database where datname = current_database())
                    and mode <> 'AccessShareLock' and pid is distinct from pg_backend_pid()) as l
-          cross join (select xmax from gaffer.job_lease where job = p_job and slot = p_slot) as lease
           left join locks as xid on xid.locktype = 'transactionid' and xid.granted
                                  and xid.virtualtransaction = l.virtualtransaction
          where not exists (select from locks as wanted
@@ -37,6 +36,15 @@ as $$
       left join pg_catalog.pg_prepared_xacts as p on s.pid is null and p.transaction::text = s.transactionid
      order by s.pid
      limit 3
+$$;
+
+create function gaffer.lease_blockers(p_job text, p_slot integer) returns table (who text, cure text)
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select b.who, b.cure
+      from gaffer.job_lease l cross join lateral gaffer.blockers('gaffer.job_lease', l.xmax) b
+     where l.job = p_job and l.slot = p_slot
 $$;
 
 -- Takes the lease away from whoever holds it, in this slot or (null) in all: nothing more of that run is committed, and

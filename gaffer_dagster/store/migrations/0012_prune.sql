@@ -67,6 +67,22 @@ as $$
     returning id
 $$;
 
+-- History is removed under a row that tells of it: of the role that does it, and up to the same time.
+create function gaffer.check_prune(p_action bigint, p_before timestamptz) returns void
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform from gaffer.operator_action
+      where id = p_action and action = 'prune' and role = session_user
+        and (details ->> 'before')::timestamptz = p_before;
+    if not found then
+        raise exception 'action % is no prune of % that % has begun: select gaffer.begin_prune(before, by, reason), whose '
+            'answer goes with the same time into each step', coalesce(p_action::text, 'null'),
+            coalesce(p_before::text, 'null'), session_user using errcode = 'invalid_parameter_value';
+    end if;
+end $$;
+
 create function gaffer.note_pruned(p_action bigint, p_what text, p_rows bigint) returns void
 language sql
 set search_path = pg_catalog, pg_temp
@@ -89,6 +105,7 @@ declare
     v_runs bigint[];
     v_until timestamptz;
 begin
+    perform gaffer.check_prune(p_action, p_before);
     select array_agg(id order by ended_at, id), max(until), max(ended_at) into v_runs, v_until, last_at
       from gaffer.prunable_runs(p_job, p_before, p_after_at, p_after, p_limit);
     removed := 0;
@@ -114,6 +131,7 @@ as $$
 declare
     v_alerts bigint[];
 begin
+    perform gaffer.check_prune(p_action, p_before);
     select array_agg(id) into v_alerts from (
         select id from gaffer.alert
          where id in (select gaffer.prunable_alerts(p_before) limit p_limit) for update skip locked) locked;
