@@ -25,6 +25,7 @@ from gaffer_dagster.engine import heartbeat
 from gaffer_dagster.engine.log import wrap
 from gaffer_dagster.engine.registry import register_all
 from gaffer_dagster.engine.watch import HEARTBEAT, Report, Watcher, look, speak
+from gaffer_dagster.errors import WatchHeldError
 from gaffer_dagster.store import alerts, db, jobs, migrate
 
 NAME = "gaffer_watch"
@@ -148,10 +149,13 @@ def _pass(
         if told.failed:
             raise told.failed[0]
     report = None
-    with _heard(context, f"database {database!r}", tick):
+    try:
         report = look(connection, watcher)
         if report is None:
             context.log.info(f"database {database!r}: another pass is going on")
+    except WatchHeldError as error:  # runs are asked for all the same
+        context.log.error(f"database {database!r}: {error}")
+        tick.failed.append(error)
     with db.impatient(connection):
         opened = alerts.opened(connection)
     names = set(watcher.jobs)
@@ -176,7 +180,10 @@ def _words(tick: _Tick, count: int) -> str:
         names = sorted({alert.job or alert.watch or "" for alert in tick.opened if alert.kind is kind})
         if names:
             wrong.append(f"{len(names)} {words} ({few(names)})")
-    said = [f"{counted(count, 'job')}: {', '.join(wrong)}" if wrong else f"{counted(count, 'job')}, nothing is wrong"]
+    if wrong:
+        said = [f"{counted(count, 'job')}: {', '.join(wrong)}"]
+    else:
+        said = [f"{counted(count, 'job')}, {'not all could be looked at' if tick.failed else 'nothing is wrong'}"]
     if tick.learnt:
         said.append(f"{counted(len(tick.learnt), 'run')} that wrote nothing ({few(sorted(set(tick.learnt)))})")
     if tick.reports:

@@ -178,7 +178,8 @@ class World:
     def put_back(self, job: str, label: str, kept: dict[str, Any]) -> None:
         with self.control.transaction():
             # As a restore has it: the triggers come after the rows.
-            self.control.execute("alter table gaffer.job_lease disable trigger user")
+            for table in _KEPT:
+                self.control.execute(f"alter table gaffer.{table} disable trigger user")
             for table, column in reversed(_TABLES.items()):
                 self.control.execute(f"delete from gaffer.{table} where {column} = %s", [job])
             for table in _TABLES:
@@ -187,7 +188,8 @@ class World:
                     f" select * from jsonb_populate_recordset(null::gaffer.{table}, %s)",
                     [Jsonb(kept[table])],
                 )
-            self.control.execute("alter table gaffer.job_lease enable trigger user")
+            for table in _KEPT:
+                self.control.execute(f"alter table gaffer.{table} enable trigger user")
             self.control.execute("delete from target where job = %s", [label])
             for row in kept["target"]:
                 self.control.execute("insert into target values (%s, %s, %s)", row)
@@ -204,6 +206,8 @@ _TABLES = {
     "job_runs": "job",
     "operator_action": "job",
 }
+_KEPT = ("job_lease", "job_watermark")
+"""Whose rows are never removed."""
 _OWN = ("source", "target", "gaffer.testing_now", *(f"gaffer.{table}" for table in _TABLES))
 _STATE = """
     select name, consecutive_failures, covered_until, skipped_until, last_success_at, consecutive_capped, leases_lost,

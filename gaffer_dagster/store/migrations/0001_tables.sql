@@ -28,7 +28,7 @@ comment on function gaffer.clock() is
 
 -- What one writes, all read, with programs that fall over what is nested too deep, or over a number too large for them.
 create function gaffer.is_plain(p_what text, p_json jsonb) returns boolean
-language plpgsql immutable strict
+language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
