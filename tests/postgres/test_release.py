@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -133,7 +135,8 @@ def test_what_is_said_of_a_lost_lease_is_who_took_it(url: str, job: Any) -> None
     """To a batch, a renewal and an end alike."""
     with session(url) as holder:
         held = acquire(holder, job).lease
-        assert leases.lost(holder, held).endswith("The lease was taken by another run, or by hand")
+        assert leases.lost(holder, held).endswith('It is the lease of slot 0 of job "copy_rows" by fence 1')
+        assert leases.lost(holder, replace(held, lease_id=uuid4())).endswith("taken by another run, or by hand")
         protocol.expire(url)
         acquire(holder, job)
         assert leases.lost(holder, held).endswith("This one was found dead by the run of fence 2")
