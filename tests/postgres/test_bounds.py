@@ -20,10 +20,6 @@ from tests.support import jobs, protocol, variants
 from tests.support.protocol import Actor, acquire, begin, commit, session, until
 
 
-def last_run(url: str) -> tuple[Any, ...]:
-    return jobs.query(url, "select outcome, sqlstate, error from gaffer.job_runs order by id desc limit 1")[0]
-
-
 def backend_of(batch: Batch) -> int:
     row = batch.execute("select pg_backend_pid()").fetchone()
     assert row is not None
@@ -144,7 +140,7 @@ def test_nothing_is_committed_after_the_deadline_whatever_the_function_does(url:
 
     with pytest.raises(DeadlinePassedError, match=r"batch 2 of job 'copy_rows' was cut.*of 1s.*1 were committed"):
         jobs.run(jobs.spec(batch_rows=1, timeout="1s"), url, late)
-    assert last_run(url)[0] == "timed_out"
+    assert jobs.last_run(url)[0] == "timed_out"
     assert jobs.query(url, "select id from target") == [(1,)]
     assert jobs.query(url, "select items, batches from gaffer.job_runs") == [(1, 1)]
     assert jobs.query(url, "select consecutive_failures from gaffer.job") == [(1,)]
@@ -203,7 +199,7 @@ def test_a_batch_that_is_silent_for_too_long_is_ended_by_the_server(url: str) ->
         with pytest.raises(psycopg.Error) as raised:
             jobs.run(job, url, work)
         assert raised.value.sqlstate in ("25P03", "25P04")
-        outcome, sqlstate, error = last_run(url)
+        outcome, sqlstate, error = jobs.last_run(url)
         assert (outcome, sqlstate) == ("failed", raised.value.sqlstate)
         assert "timeout" in error
         assert jobs.query(url, "select count(*) from target") == [(0,)]
@@ -219,7 +215,7 @@ def test_a_statement_longer_than_the_batch_may_take_is_cut(url: str) -> None:
 
     with pytest.raises(psycopg.Error):
         jobs.run(jobs.spec(batch_timeout="300ms"), url, long)
-    outcome, sqlstate, _ = last_run(url)
+    outcome, sqlstate, _ = jobs.last_run(url)
     assert outcome == "failed"
     assert sqlstate in ("57014", "25P04")
     assert jobs.query(url, "select count(*) from target") == [(0,)]
@@ -231,7 +227,7 @@ def test_a_batch_waits_for_a_lock_no_longer_than_it_may_take(url: str) -> None:
         other.execute("lock table target")
         with pytest.raises(psycopg.Error):
             jobs.run(jobs.spec(batch_timeout="300ms"), url)
-        outcome, sqlstate, _ = last_run(url)
+        outcome, sqlstate, _ = jobs.last_run(url)
         assert outcome == "failed"
         assert sqlstate in ("55P03", "57014", "25P04")
     assert jobs.run(jobs.spec(), url).items == 5

@@ -33,7 +33,11 @@ def query(url: str, text: str, *params: Any) -> list[tuple[Any, ...]]:
 
 def execute(url: str, text: str, *params: Any) -> None:
     with connect(url) as connection:
-        connection.execute(text, params)
+        connection.execute(text, params or None)  # without any, a % is one
+
+
+def last_run(url: str) -> tuple[Any, ...]:
+    return query(url, "select outcome, sqlstate, error from gaffer.job_runs order by id desc limit 1")[0]
 
 
 def make_source(url: str, rows: int = 0, *, changed: bool = False, table: str = "source") -> None:
