@@ -36,7 +36,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="./dev interleavings", description=__doc__)
     parser.add_argument("--long", action="store_true", help="all schedules of two and three runners, some with walks")
     parser.add_argument("--seed", type=int, default=0, help="of the walks at random")
-    parser.add_argument("--walks", type=int, default=8_000, help="of each case of three that has too many schedules")
+    parser.add_argument("--walks", type=int, default=2_000, help="of each case of three that has too many schedules")
     parser.add_argument("--lanes", type=int, default=2, help="how many servers side by side")
     parser.add_argument("--only", default="", help="cases whose row begins with these words")
     known = sorted({case.variant for case in [*SOUND, *BROKEN]})

@@ -78,7 +78,7 @@ class Player:
     def _settle(self) -> None:
         """Until everybody stands, is blocked, or is through."""
         patience = time.monotonic() + 60
-        began, soon = time.monotonic(), 4 * self._pace
+        began, soon = time.monotonic(), (1 if self.case.inside else 4) * self._pace
         while True:
             moving = [each for each in self._gate.actors if each.state is State.MOVING]
             if not moving:
