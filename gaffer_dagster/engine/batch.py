@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from typing_extensions import LiteralString
@@ -59,6 +60,7 @@ class Batch:
         self._connection = connection
         self._check = check
         self._open = True
+        self._sends = False
         self._thread = os.getpid(), threading.get_ident()
         self._error: BaseException | None = None
         self._tables: dict[str, tables.Table] = {}
@@ -100,8 +102,7 @@ class Batch:
     def cursor(self, *, row_factory: Any = None) -> batches.BatchCursor:
         """A psycopg cursor on the batch's connection, for several results or another `row_factory`. Nothing else sends
         on that connection: its commit(), close() and so on are refused, and so is a cursor of another class."""
-        # Its own, not kept here: the batch, with its rows, would be in a cycle, and stay until one is looked for.
-        cursor = batches.BatchCursor(batches.BatchConnection(self._connection, self._before, self._after))
+        cursor = batches.BatchCursor(self._guarded)
         if row_factory is not None:
             cursor.row_factory = row_factory
         return cursor
@@ -125,13 +126,8 @@ class Batch:
         if given:
             target = self._table(table)
             statement, values = payload.copy(target, given)
-            self._before()
-            try:
-                with payload.unsendable(self._connection, target, given):
-                    batches.copy(self._connection, statement, values)
-            except BaseException as error:
-                self._after(error)
-                raise
+            with self._statement(), payload.unsendable(self._connection, target, given):
+                batches.copy(self._connection, statement, values)
         return len(given)
 
     @contextmanager
@@ -149,6 +145,23 @@ class Batch:
         else:
             self._before()
             batches.release(self._connection, name)
+
+    @cached_property
+    def _guarded(self) -> batches.BatchConnection:
+        return batches.BatchConnection(self._connection, self._statement)
+
+    @contextmanager
+    def _statement(self) -> Generator[None]:
+        """Within it, one statement is sent. Raises where none may be."""
+        self._before()
+        self._sends = True
+        try:
+            yield
+        except BaseException as error:
+            self._after(error)
+            raise
+        finally:
+            self._sends = False
 
     def _table(self, name: str) -> tables.Table:
         if name not in self._tables:
@@ -169,6 +182,11 @@ class Batch:
         if not self._open:
             raise BatchEndedError(
                 f"batch {self.number} is over; use it only within the function or loop it was handed to"
+            )
+        if self._sends:
+            raise BatchEndedError(
+                f"batch {self.number} is sending a statement, whose parameters are being made by code that uses the "
+                "batch; make them first"
             )
         self._check()
         if self._error is not None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
 from uuid import UUID, uuid4
+from weakref import WeakMethod
 
 import psycopg
 from psycopg import sql
@@ -60,7 +61,10 @@ def commit(
     if table is not None and settled is not None and settled.done:
         marked = sql.SQL("{}; ").format(pending_rows.mark_done(table, settled.done))
         arguments.append(pending_rows.still_pending(table, settled.done))
-    message = sql.SQL("{}select gaffer.commit_batch({}); commit").format(marked, sql.SQL(", ").join(arguments))
+    # The function may have gone on as another role.
+    message = sql.SQL("set local role to default; {}select gaffer.commit_batch({}); commit").format(
+        marked, sql.SQL(", ").join(arguments)
+    )
     with connection.cursor(row_factory=tuple_row) as cursor, db.refusals():
         cursor.execute(message)
         return db.committed(cursor)[0]
@@ -85,33 +89,31 @@ class BatchConnection(psycopg.Connection[TupleRow]):
     """The batch's session as its function sees it: commit(), another kind of cursor, COPY and so on are refused before
     anything is sent. What they end or keep open would be committed without fence and watermark, or never end.
 
-    `before` is asked before each statement of a `BatchCursor`, and raises where none may follow; `after` is told of
-    each error.
+    `statement`: the batch's own context of a statement that is sent, which raises where none may be.
     """
 
-    def __init__(
-        self, session: db.Connection, before: Callable[[], None], after: Callable[[BaseException], None]
-    ) -> None:
+    def __init__(self, session: db.Connection, statement: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__(session.pgconn, tuple_row)
         self._adapters = session.adapters  # a type that is registered with one is known to both
         self._autocommit = True
         self.prepare_threshold = None
         self.cursor_factory = BatchCursor
-        self._session, self._before, self._after = session, before, after
+        self._session = session
+        self._statement = WeakMethod(statement)  # a batch with its rows is not to stay until cycles are looked for
         self._sends = False
 
     @contextmanager
     def statement(self) -> Generator[None]:
         """Within it, one statement is sent."""
-        self._before()
-        self._sends = True
-        try:
-            yield
-        except BaseException as error:
-            self._after(error)
-            raise
-        finally:
-            self._sends = False
+        statement = self._statement()
+        if statement is None:
+            raise BatchEndedError("this batch is over; use it only within the function or loop it was handed to")
+        with statement():
+            self._sends = True
+            try:
+                yield
+            finally:
+                self._sends = False
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         # All that psycopg sends goes through here, and has not begun yet.
@@ -132,7 +134,8 @@ class BatchConnection(psycopg.Connection[TupleRow]):
         raise BatchEndedError(
             "nothing was sent: the connection of a batch is gaffer's to commit and to close, and only batch.execute() "
             "and a batch.cursor() send on it; use those, batch.savepoint() for a part that may fail, batch.copy() for "
-            "COPY, and a connection of your own for anything else"
+            "COPY, and a connection of your own for anything else, such as TypeInfo.fetch(), whose result may be "
+            "registered with this one"
         )
 
 
@@ -150,12 +153,14 @@ class BatchCursor(psycopg.Cursor[TupleRow]):
 
     def executemany(self, query: Any, params_seq: Any, *, returning: bool = False) -> None:
         self._refuse_control(query)
+        given = list(params_seq)  # what yields them may use the batch, before anything is sent
         with self._conn.statement():
-            super().executemany(query, params_seq, returning=returning)
+            super().executemany(query, given, returning=returning)
 
     def copy(self, *_: Any, **__: Any) -> NoReturn:
         raise BatchEndedError(
-            "a client that is stopped within COPY is reached by no timeout; use batch.copy(table, rows)"
+            "a client that is stopped within COPY is reached by no timeout; write by batch.copy(table, rows), and read "
+            "by execute() with a LIMIT"
         )
 
     def stream(self, *_: Any, **__: Any) -> NoReturn:
@@ -169,7 +174,7 @@ class BatchCursor(psycopg.Cursor[TupleRow]):
 
     def _refuse_control(self, query: Any) -> None:
         text = query.as_string(self.connection) if isinstance(query, sql.Composable) else query
-        refuse_control(text.decode() if isinstance(text, bytes) else text)
+        refuse_control(text.decode(errors="replace") if isinstance(text, bytes) else text)
 
 
 _BLANK = re.compile(r"(?:\s|;|--[^\n\r]*)+")
@@ -183,6 +188,7 @@ _OUTLIVES = re.compile(
     r"(?:deallocate|discard|listen|load|prepare|reset|unlisten|set(?!\s+(?:local|constraints)\b)|declare\b.*\bwith\s+hold)\b",
     re.IGNORECASE | re.DOTALL,
 )
+_LOCKS_SESSION = re.compile(r"\bpg_(?:try_)?advisory_lock(?:_shared)?\s*\(", re.IGNORECASE)
 # As it is usually written; what a function does within is not seen.
 _FOR_THE_SESSION = re.compile(
     r"\bset_config\s*\((?:[^()]|\([^()]*\))*,\s*(?:is_local\s*(?:=>|:=)\s*)?(?:false|'f(?:alse)?'|'off'|'no?'|'0')"
@@ -206,6 +212,11 @@ def refuse_control(text: str) -> None:
     if _OUTLIVES.match(rest):
         raise BatchEndedError(
             f"{first!r} was not sent: it would outlive the batch and leak through a pooler; use SET LOCAL, or none"
+        )
+    if _LOCKS_SESSION.search(text):
+        raise BatchEndedError(
+            "pg_advisory_lock(…) was not sent: it would outlive the batch and leak through a pooler; take "
+            "pg_advisory_xact_lock, or pg_try_advisory_xact_lock, which lasts as long as the batch"
         )
     if _FOR_THE_SESSION.search(text):
         raise BatchEndedError(

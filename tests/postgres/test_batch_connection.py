@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from psycopg import errors as pg
 from psycopg import sql
+from psycopg.types.composite import CompositeInfo, register_composite
 
 from gaffer_dagster.domain.run import Outcome
 from gaffer_dagster.engine import keeper
@@ -79,6 +80,8 @@ OUTLIVES: list[Any] = [
     "SELECT pg_catalog.set_config ('default_transaction_read_only', 'on', is_local => FALSE), 1",
     "select set_config('search_path', current_setting('search_path') || ',evil', 'f'::boolean)",
     "with a as (select set_config('role', 'postgres', false)) select * from a",
+    "select pg_advisory_lock(7)",
+    "select pg_catalog.pg_try_advisory_lock_shared (7, 8)",
 ]
 
 
@@ -109,6 +112,7 @@ def test_what_only_looks_like_control_is_sent(url: str, work: Any) -> None:
         batch.execute("set local work_mem = '8MB'")
         batch.execute("SET  LOCAL search_path = public")
         batch.execute("set constraints all deferred")
+        batch.execute("select pg_advisory_xact_lock(7), pg_try_advisory_xact_lock_shared(8), pg_advisory_unlock(9)")
         batch.execute("select set_config('work_mem', '8MB', true), coalesce(null, false)")
         batch.execute("select set_config('my.own', coalesce(current_setting('my.own', true), 'a'), true)")
         batch.execute("select 'commit', /* rollback */ 1 -- end")
@@ -121,6 +125,88 @@ def test_what_only_looks_like_control_is_sent(url: str, work: Any) -> None:
         batch.execute("do $$ begin perform 1; end $$")
 
     assert work(tries).outcome is Outcome.SUCCEEDED
+
+
+STAGES = [
+    "create temp table if not exists stage (id bigint)",
+    "create temp table stage (id bigint) on commit drop",
+    "create temp table stage (id bigint) on commit delete rows",
+    "do $$ begin create temp table if not exists stage (id bigint); end $$",
+    "select 0::bigint as id into temp stage where false",
+]
+
+
+def stages(batch: Batch, how: str) -> None:
+    batch.execute(how)
+    batch.insert("stage", [{"id": row["id"]} for row in batch.rows])
+    batch.execute("declare c cursor for select * from stage")
+    batch.execute("insert into target select id, %s, %s from stage", [batch.fence, batch.number])
+
+
+@pytest.mark.parametrize("how", STAGES)
+def test_a_temporary_table_lasts_for_its_batch(url: str, how: str) -> None:
+    jobs.make_source(url, 6)
+    assert jobs.run(jobs.spec(batch_rows=2), url, lambda batch: stages(batch, how)).items == 6
+    assert jobs.query(url, "select count(*), count(distinct id) from target") == [(6, 6)]
+
+
+def test_one_that_stayed_would_bring_its_rows_again(url: str) -> None:
+    jobs.make_source(url, 6)
+    ((text,),) = jobs.query(
+        url, "select pg_get_functiondef(oid) from pg_proc where oid::regproc = 'gaffer.commit_batch'::regproc"
+    )
+    assert text.count("discard temp;") == 1
+    jobs.execute(url, text.replace("discard temp;", ""))
+    assert jobs.run(jobs.spec(batch_rows=2), url, lambda batch: stages(batch, STAGES[0])).items == 6
+    assert jobs.query(url, "select count(*), count(distinct id) from target") == [(12, 6)]
+
+
+def test_a_batch_that_went_on_as_another_role_is_committed_as_its_own(url: str, work: Any) -> None:
+    jobs.execute(url, "grant insert on target to pg_monitor")
+
+    def writes(batch: Batch) -> None:
+        batch.execute("set local role pg_monitor")
+        batch.execute("insert into target values (7)")
+
+    assert work(writes).outcome is Outcome.SUCCEEDED
+    assert jobs.query(url, "select id from target") == [(7,)]
+
+
+def test_parameters_may_be_made_by_the_batch_before_they_are_sent_but_not_meanwhile(url: str, work: Any) -> None:
+    """Two users of one connection that is being sent to would wait for each other for ever."""
+
+    class Reads(dict[str, Any]):
+        def __init__(self, read: Callable[[str], Any]) -> None:
+            super().__init__(a=1)
+            self.read = read
+
+        def __getitem__(self, name: str) -> Any:
+            return self.read("select 5").fetchone()[0]
+
+    def makes(batch: Batch) -> None:
+        cursor = batch.cursor()
+        insert = "insert into target values (%s)"
+        batch.executemany(insert, ([batch.execute("select 5").fetchone()[0]] for _ in range(3)))  # type: ignore[index]
+        cursor.executemany(insert, ([cursor.connection.execute("select 6").fetchone()[0]] for _ in range(3)))  # type: ignore[index]
+        for read in (batch.execute, cursor.connection.execute, batch.cursor().execute):
+            with pytest.raises(BatchEndedError, match=r"is sending a statement.*make them first"):
+                batch.execute("insert into target values (%(a)s)", Reads(read))
+
+    assert work(makes).outcome is Outcome.SUCCEEDED
+    assert jobs.query(url, "select id, count(*) from target group by id order by id") == [(5, 3), (6, 3)]
+
+
+def test_who_asked_for_the_batchs_notices_hears_all_of_them(work: Any) -> None:
+    heard: list[Any] = []
+
+    def tells(batch: Batch) -> None:
+        batch.cursor().connection.add_notice_handler(lambda notice: heard.append(notice.message_primary))
+        for text in ("a", "b"):
+            batch.execute(f"do $$ begin raise notice '{text}'; end $$")
+        batch.cursor().execute("do $$ begin raise notice 'c'; end $$")
+
+    assert work(tells).outcome is Outcome.SUCCEEDED
+    assert heard == ["a", "b", "c"]
 
 
 def test_two_statements_in_one_text_are_refused_by_the_server(url: str, work: Any) -> None:
@@ -240,6 +326,11 @@ def test_a_batch_that_was_used_is_gone_with_its_rows_once_nobody_has_it(url: str
 
 
 def test_a_type_that_is_registered_with_the_batchs_connection_is_known_to_its_rows(url: str, work: Any) -> None:
+    jobs.execute(url, "create type point_of_sale as (shop int, till int)")
+    with jobs.connect(url) as connection:  # not the batch's
+        info = CompositeInfo.fetch(connection, "point_of_sale")
+    assert info is not None
+
     class Amount(int):
         pass
 
@@ -250,6 +341,10 @@ def test_a_type_that_is_registered_with_the_batchs_connection_is_known_to_its_ro
     def registers(batch: Batch) -> None:
         batch.cursor().connection.adapters.register_dumper(Amount, AmountDumper)
         assert batch.execute("select %s::int", [Amount(1)]).fetchone() == (2,)
+        with pytest.raises(BatchEndedError, match=r"a connection of your own .*TypeInfo\.fetch"):
+            CompositeInfo.fetch(batch.cursor().connection, "point_of_sale")
+        register_composite(info, batch.cursor().connection)
+        assert batch.execute("select row(1, 2)::point_of_sale").fetchone() == ((1, 2),)
 
     assert work(registers).outcome is Outcome.SUCCEEDED
 

@@ -567,7 +567,9 @@ begin
             set_config('gaffer.seal', '', true),
             set_config('statement_timeout', v_ms::text, true),
             set_config('lock_timeout', v_ms::text, true),
-            set_config('idle_in_transaction_session_timeout', v_ms::text, true);
+            set_config('idle_in_transaction_session_timeout', v_ms::text, true),
+            -- A client that was stopped while it reads is reached by none of these: the server waits to send.
+            set_config('tcp_user_timeout', greatest(v_ms, 15000)::text, true);
     if current_setting('server_version_num')::integer >= 170000 then
         -- The server forgets this one after an error that is undone by a savepoint, and the others count only where
         -- they are shorter than it.
@@ -641,6 +643,11 @@ begin
     if v_now > v_deadline then
         raise exception 'run % of job "%" is past its deadline of %', p_run_id, p_job, v_deadline
             using errcode = 'GF003';
+    end if;
+    if pg_my_temp_schema() <> 0 then
+        -- The next batch, or whoever is next through a pooler, would find the rows of this one.
+        execute 'close all';
+        discard temp;
     end if;
     perform set_config('gaffer.seal', pg_current_xact_id()::text || ':' || p_job, true);
     return v_until;
