@@ -21,9 +21,10 @@ does is never committed afterwards:
                                                  finds it so says who has locked it
     is to be replaced, whatever it does          at once: gaffer release
 
-What a holder that is stopped, or cut off, has locked besides is free when its batch_timeout is over. One that is cut
-off hears of nothing: its statement fails after 15 s (sending) to 25 s (waiting), and it gives up trying to connect
-about a minute later.
+What a holder that is stopped, or cut off, has locked besides is free when its batch_timeout is over (of TCP after 15 s
+at least; through a Unix socket, of one that was stopped while it read a large answer, once it goes on: no limit of the
+server's reaches it while it waits to send). One that is cut off hears of nothing: its statement fails after 15 s
+(sending) to 25 s (waiting), and it gives up trying to connect about a minute later.
 
 A wake-up has to come: a tick, the alert sensor's (which looks for dead holders), or `gaffer run`.
 """

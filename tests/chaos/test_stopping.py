@@ -6,14 +6,16 @@ import re
 import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from gaffer_dagster.engine.steps import Station
-from gaffer_dagster.testing import Clock
+from gaffer_dagster.testing import Clock, Databases
 from tests.support import faults, invariants, jobs
 from tests.support.processes import Engine, Engines, Plan
+from tests.support.servers import server_by_tcp
 
 # The promise is one second; this machine may be busy with something else.
 AT_ONCE = 3.0
@@ -141,3 +143,30 @@ def test_a_run_that_was_stopped_past_its_deadline_says_so(engines: Engines, url:
     assert "smaller" not in error
     engines.finish(url)
     invariants.check(url, complete=True)
+
+
+def test_who_was_stopped_while_it_reads_a_large_answer_is_cut_by_the_server(tmp_path: Path) -> None:
+    """No time limit of a statement or a transaction reaches a server that waits to send; the one of TCP does."""
+
+    def holds(who: str, bound: str) -> psycopg.pq.PGconn:
+        client = psycopg.pq.PGconn.connect(url.encode())
+        text = (
+            f"begin; select gaffer.begin_batch(gen_random_uuid(), '16s'); {bound};"
+            f" select from held where who = '{who}' for update"
+        )
+        assert client.exec_(text.encode()).status == psycopg.pq.ExecStatus.TUPLES_OK
+        client.send_query(b"select repeat('x', 1000), generate_series(1, 3000000)")
+        client.flush()  # and nothing of it is ever read
+        return client
+
+    with server_by_tcp(tmp_path) as server_url, Databases(server_url) as databases, databases.scratch() as url:
+        jobs.execute(url, "create table held (who text); insert into held values ('cut'), ('kept')")
+        free = "select who from held for update skip locked"
+        clients = holds("cut", "select"), holds("kept", "set local tcp_user_timeout = 0")
+        assert jobs.query(url, free) == []
+        took = faults.wait_until(lambda: jobs.query(url, free), "a row is free")
+        faults.say(f"stopped while it reads: cut after {took:.0f} s")
+        time.sleep(2)
+        assert jobs.query(url, free) == [("cut",)]
+        for client in clients:
+            client.finish()

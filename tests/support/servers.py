@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -28,6 +29,28 @@ def server_with(folder: Path, *settings: str, fsync: bool = True) -> Generator[s
         yield local.start(folder, fsync=fsync)
     finally:
         local.stop(folder)
+
+
+@contextmanager
+def server_by_tcp(folder: Path) -> Generator[str]:
+    """The URL of a private server that listens on a port of this machine."""
+    parts = db.parse_url(local.start(folder, fsync=False))
+    local.stop(folder)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    data = data_of(folder)
+    account = local._account(data)  # pyright: ignore[reportPrivateUsage]
+    tools, _ = local._tools(account)  # pyright: ignore[reportPrivateUsage]
+
+    def control(*words: str) -> None:
+        assert not local._run(account, str(tools / "pg_ctl"), *words, "-s", "-w", PGDATA=str(data))  # pyright: ignore[reportPrivateUsage]
+
+    control("start", "-o", f"-clisten_addresses=127.0.0.1 -cport={port} -cunix_socket_directories=")
+    try:
+        yield conninfo.make_conninfo(**(parts | {"host": "127.0.0.1", "port": port}))
+    finally:
+        control("stop", "-m", "fast")
 
 
 def crash(folder: Path) -> None:
