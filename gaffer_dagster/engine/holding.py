@@ -76,6 +76,8 @@ class Holding:
 
     def aside(self) -> db.Connection:
         """A second one, for what is to be committed while a batch is open."""
+        if self._aside is not None:
+            db.roll_back(self._aside)  # what failed on it is over
         if self._aside is None or self._aside.closed:
             self._aside = db.connect(self._url, application_name=f"gaffer:{self._spec.name}:aside")
         return self._aside

@@ -72,6 +72,17 @@ class _Opened:
     result: items.Result | None = None
 
 
+@dataclass
+class _Charged:
+    """A row that is worked on alone: an attempt at it is committed, of which the database was told nothing since.
+    `before`: what it knew of the row. `alone`: of how many rows it was the first. `error`: how the work on it went."""
+
+    key: str
+    before: pending_rows.Item | None
+    alone: int
+    error: Exception | None = None
+
+
 _ATTEMPTS = 5
 # The keeper cuts a batch at the deadline; the server's own limit is for a client that is stopped, and comes later.
 _SLACK = timedelta(seconds=5)
@@ -120,6 +131,7 @@ class Run:
         self._attempts = 0
         self._longest = timedelta()
         self._alone = 0  # batches of one row that is worked on alone: a page of them counts as one
+        self._charged: _Charged | None = None
         self._failed: list[Failed] = []
         self._exhausted = False  # the last look found nothing due any more
         self._held_by: HeldBy | None = None  # who keeps something from being due
@@ -224,6 +236,8 @@ class Run:
                     told = self._work_on_rows(work, opened)
                 self._commit(opened)
             except Exception as error:
+                if self._charged is not None:
+                    self._charged.error = error
                 try:
                     is_set_aside = self._set_aside(opened, error)
                 except Exception as second:
@@ -238,6 +252,7 @@ class Run:
         """The caller is done. A loop that was left early leaves its batch undone."""
         if self.outcome is Outcome.RUNNING:
             self._abandon_batch()
+            self._take_back()
             if not self._ends():
                 self._end(Outcome.CAPPED, backlog=self._left())
 
@@ -264,6 +279,8 @@ class Run:
             outcome = Outcome.FAILED
         self._holding.let_go()
         self._holding.drop()
+        if outcome is not Outcome.LOST_LEASE:
+            self._answer(error, is_late=outcome is Outcome.TIMED_OUT)
         try:
             self._end(outcome, error=_first(error))
         except LeaseLostError:
@@ -357,11 +374,9 @@ class Run:
         """After a batch that failed as a whole: its rows are worked on alone from now on, or the one row that was is
         recorded as failed. False: the rows are not what is wrong."""
         claimed = opened.page.claimed
-        if claimed is None or not isinstance(self._source, PendingSource):
+        if claimed is None or not claimed.keys or not isinstance(self._source, PendingSource):
             return False
         if not self._is_of_rows(error):
-            if claimed.alone and db.is_out_of_room(_first(error)):
-                self._take_back(claimed.keys[0], self._source.due.backoff, _first(error))
             return False
         if db.lost_connection(error) or db.was_cut(error):
             self._holding.drop()
@@ -378,14 +393,34 @@ class Run:
         self._commit(_Opened(opened.page, batch, batch_id, began, items.Result(opened.page, {}, (), [failed])))
         return True
 
-    def _take_back(self, key: str, backoff: timedelta, error: BaseException) -> None:
-        """The attempt that was charged to a row which was worked on alone: it is not the row that is wrong."""
-        self._holding.roll_back()
-        why = db.primary_message(error)
+    def _take_back(self) -> None:
+        """The attempt that was charged to a row which was worked on alone: it is not known that the row is wrong, and
+        while it counts as failed, no claim sees it."""
+        charged = self._charged
+        if charged is not None and isinstance(self._source, PendingSource):
+            pending_rows.take_back(self._holding.aside(), self._holding.lease, charged.key, charged.before)
+            self._source.alone = max(self._source.alone, charged.alone)
+            self._charged = None
+
+    def _answer(self, error: BaseException, *, is_late: bool) -> None:
+        """What becomes of that attempt, where the run ends with it. It counts where the row took too long, or where the
+        work on it failed and the database has stayed away since: it may be the row that ends the server."""
+        charged = self._charged
+        if charged is None:
+            return
+        went = charged.error
+        if went is not None and is_late:
+            went = error
+        elif not isinstance(error, DatabaseUnavailableError):
+            went = None
         try:
-            pending_rows.charge(self._holding.aside(), self._holding.lease, key, backoff, not_its_fault=why)
+            if went is None:
+                self._take_back()
+            else:
+                failed = items.failure(charged.key, went)
+                pending_rows.let_count(self._holding.aside(), self._holding.lease, charged.key, charged.before, failed)
         except Exception as second:  # no room for that either; the first error is the one to hear
-            self._log.warning("an attempt stays charged", key=key, error=db.primary_message(second))
+            self._log.warning("an attempt stays charged", key=charged.key, error=db.primary_message(second))
 
     # ── a batch ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -402,6 +437,7 @@ class Run:
 
     def _open(self) -> _Opened | None:
         """DUE: the next batch with its transaction open; None: nothing is due, or a bound is reached."""
+        self._take_back()
         while True:
             self._batch_until = math.inf
             if self._holding.stopped is not Stop.DEADLINE:  # past it no batch begins, so that none is cut either
@@ -442,6 +478,8 @@ class Run:
         if page.claimed is None or not page.claimed.alone or not isinstance(self._source, PendingSource):
             return
         for key in page.claimed.keys:
+            # Before it is asked for: where the answer is lost, nobody knows.
+            self._charged = _Charged(key, page.claimed.item, self._source.alone)
             pending_rows.charge(self._holding.aside(), self._holding.lease, key, self._source.due.backoff)
             self._source.alone = max(0, self._source.alone - 1)
 
@@ -516,6 +554,7 @@ class Run:
             # Only a connection that died leaves it unknown whether the server has done it.
             if not db.lost_connection(error) or self._holding.supersede() < batch.number:
                 raise
+        self._charged = None
         self._position = page.position
         self._batches = batch.number
         self.items += done

@@ -27,7 +27,10 @@ from gaffer_dagster.store import db, due_sql, horizon, new_rows, pending_rows, p
 MOST_SAVEPOINTS = 64
 """Rows of a batch that are done one by one, each in a savepoint: the server remembers so many of a transaction without
 a cost for everybody."""
-_DIED = "the process that worked on it ended without a word, in each of its last attempts ({} in all)"
+_DIED = (
+    "nothing was heard of its last attempts ({} in all): the process that worked on it ended without a word, or lost "
+    "the database or its lease"
+)
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,16 @@ class Page:
 @dataclass(frozen=True)
 class Claimed:
     """The rows of a page carry their own state. `keys`: theirs, in order. `one_by_one`: some of them failed before.
-    `alone`: it is one row, which may end the process that works on it; an attempt at it is committed first. `failed`:
-    others, of which that is known without any work. `forget`: others that need none any more."""
+    `alone`: it is one row, which may end the process that works on it; an attempt at it is committed first. `item`:
+    what was known of that row before, where it had failed. `failed`: others, of which that is known without any work.
+    `forget`: others that need none any more."""
 
     keys: list[str]
     one_by_one: bool = False
     alone: bool = False
     failed: Sequence[Failed] = ()
     forget: Sequence[str] = ()
+    item: pending_rows.Item | None = None
 
 
 @dataclass(frozen=True)
@@ -344,7 +349,7 @@ class PendingSource:
         tame = [row for key, row in rows.items() if key not in spent and key not in suspects]
         if tame or forget or failed:
             return self._page(then, tame, one_by_one=True, failed=failed, forget=forget).first(MOST_SAVEPOINTS)
-        return self._page(then, [rows[suspects[0]]], alone=True) if suspects else None
+        return self._page(then, [rows[suspects[0]]], alone=True, item=items[suspects[0]]) if suspects else None
 
     def _page(
         self,
@@ -355,6 +360,7 @@ class PendingSource:
         alone: bool = False,
         failed: Sequence[Failed] = (),
         forget: Sequence[str] = (),
+        item: pending_rows.Item | None = None,
     ) -> Page:
         readable = [row for row in rows if row.error is None]
         unreadable = [Failed(row.key, row.error, None) for row in rows if row.error is not None]
@@ -362,7 +368,7 @@ class PendingSource:
             position,
             len(readable),
             rows=[row.values for row in readable],
-            claimed=Claimed([row.key for row in readable], one_by_one, alone, [*failed, *unreadable], forget),
+            claimed=Claimed([row.key for row in readable], one_by_one, alone, [*failed, *unreadable], forget, item),
         )
 
 

@@ -10,7 +10,7 @@ Rows that failed have an entry in `gaffer.job_item`, and are claimed by it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,8 +18,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from psycopg.rows import class_row, tuple_row
+from psycopg.types.json import Jsonb
 
 from gaffer_dagster.domain.due import PendingRows, prepare_command
+from gaffer_dagster.domain.item import Failed
 from gaffer_dagster.domain.lease import Lease
 from gaffer_dagster.domain.progress import BACKLOG_CEILING
 from gaffer_dagster.errors import BadInputError
@@ -51,11 +53,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Item:
-    """A row that failed and is to be tried again. `error`: None where the process that worked on it has not said how it
-    went."""
+    """A row that failed and is to be tried again. `error`: None where nothing was heard of its last attempt."""
 
     key: str
     attempts: int
+    next_attempt_at: datetime
+    failed_at: datetime
     sqlstate: str | None
     error: str | None
 
@@ -163,7 +166,7 @@ def to_retry(connection: db.Connection, job: str, due_until: datetime, limit: in
     with connection.cursor(row_factory=class_row(Item)) as cursor:
         return cursor.execute(
             """
-            select key, attempts, sqlstate, error from gaffer.job_item
+            select key, attempts, next_attempt_at, failed_at, sqlstate, error from gaffer.job_item
              where job = %s and parked_at is null and dropped_at is null and next_attempt_at <= %s
              order by next_attempt_at, key limit %s
             """,
@@ -222,15 +225,53 @@ def locked_elsewhere(connection: db.Connection, source: Source, job: str, due_un
     return row[0] if row else 0
 
 
-def charge(
-    connection: db.Connection, lease: Lease, key: str, backoff: timedelta, *, not_its_fault: str | None = None
+def charge(connection: db.Connection, lease: Lease, key: str, backoff: timedelta) -> None:
+    """Commits an attempt at a row before it is worked on."""
+    _charge_item(connection, lease, key, backoff, None, None)
+
+
+def take_back(connection: db.Connection, lease: Lease, key: str, before: Item | None) -> None:
+    """That attempt is none of the row's: it is as it was `before`. Does nothing where that was not committed."""
+    entry: dict[str, Any] = {}
+    if before is not None:
+        entry = {
+            "attempts": before.attempts,
+            "next_attempt_at": before.next_attempt_at.isoformat(),
+            "failed_at": before.failed_at.isoformat(),
+            "sqlstate": before.sqlstate,
+            "error": before.error,
+        }
+    _charge_item(connection, lease, key, timedelta(), before, entry)
+
+
+def let_count(connection: db.Connection, lease: Lease, key: str, before: Item | None, failed: Failed) -> None:
+    """That attempt is the row's, and this is how it went."""
+    _charge_item(connection, lease, key, timedelta(), before, {"sqlstate": failed.sqlstate, "error": failed.error})
+
+
+def _charge_item(
+    connection: db.Connection,
+    lease: Lease,
+    key: str,
+    backoff: timedelta,
+    before: Item | None,
+    entry: Mapping[str, Any] | None,
 ) -> None:
-    """Commits an attempt at a row before it is worked on. `not_its_fault`: takes it back, and says why."""
+    charged = 1 if before is None else before.attempts + 1
     with connection.cursor(row_factory=tuple_row) as cursor, db.refusals():
         cursor.execute(
             db.BEGIN + "set local statement_timeout = '10s';"
-            " select gaffer.charge_item(%s, %s, %s, %s, %s, %s, %s); commit",
-            [lease.job, lease.slot, lease.fence, lease.lease_id, key, backoff, not_its_fault],
+            " select gaffer.charge_item(%s, %s, %s, %s, %s, %s, %s, %s); commit",
+            [
+                lease.job,
+                lease.slot,
+                lease.fence,
+                lease.lease_id,
+                key,
+                backoff,
+                charged,
+                None if entry is None else Jsonb(entry),
+            ],
         )
         db.committed(cursor)
 

@@ -23,6 +23,7 @@ import gaffer_dagster as gd
 from gaffer_dagster.domain.spec import JobSpec
 from gaffer_dagster.engine import items as engine_items
 from gaffer_dagster.engine.batch import Batch
+from gaffer_dagster.engine.run import Run
 from gaffer_dagster.store import db, operations, pending_rows
 from gaffer_dagster.testing import Clock
 from tests.support import claims_oracle as oracle
@@ -36,9 +37,10 @@ STEPS = int(os.environ.get("GAFFER_PENDING_STEPS", 8))
 MOST_RUNS = 12 * ROWS
 BACKOFF = timedelta(minutes=10)
 PENDING, DONE = "done_at is null", "done_at = gaffer.clock(), done = done + 1"
-GOOD = ("good", "beside", "self")
-DEEDS = ["run", "run", "run", "cut", "hand", "second run", "by hand", "operate", "time"]
-HOWS = [*["good"] * 10, "beside", "self", "always", "later", "violates", "late", "kills"]
+GOOD = ("good", "beside", "self", "passes")
+DEEDS = ["run", "run", "run", "cut", "deadlock", "hand", "second run", "by hand", "operate", "time"]
+HOWS = [*["good"] * 10, "beside", "self", "passes", "always", "later", "violates", "late", "kills"]
+DEADLOCK = "do $$ begin raise exception 'deadlock detected' using errcode = '40P01'; end $$"
 # `known`: what the oracle must know of a row, in a table of its own, for a run may hold the row.
 TABLES = """
     create table item (id {0} primary key, how text, ok_at timestamptz, done int default 0, done_at timestamptz);
@@ -146,14 +148,18 @@ class History:
         elif meanwhile == "second run":
             jobs.run(self.job, self.url, self.work, worker_clock=self.clock.now)
         elif meanwhile == "cut":
-            # That is no fault of a row; but nobody can tell, where it was worked on alone.
-            self.execute("update known set innocent = false where array[id::text] = %s", keys)
             self.query("select pg_terminate_backend(%s)", batch.execute("select pg_backend_pid()").fetchone()[0])
+        elif meanwhile == "deadlock":
+            batch.execute(DEADLOCK)
         late = False
         for row in batch.rows:
             how, key = row["how"], str(row["id"])
             if how == "always" or (how == "later" and self.now() < row["ok_at"]) or (how == "beside" and len(keys) > 1):
                 raise BadRowError(key)
+            if how == "passes" and len(keys) == 1 and self.is_first(batch.run_id, keys):
+                if self.rng.random() < 0.5:
+                    batch.execute("select pg_terminate_backend(pg_backend_pid())")
+                batch.execute(DEADLOCK)
             if how == "slow":  # for the batch's time limit, which a loaded machine must not reach by itself
                 batch.execute("set local statement_timeout = '0.2s'")
                 batch.execute("select pg_sleep(30)")
@@ -164,6 +170,10 @@ class History:
             batch.insert("effect", [{"id": key, "how": how}])
             late = late or how == "late"  # strikes at COMMIT
         self.execute("update call set well = %s where n = %s", not late, number)
+
+    def is_first(self, run: int, keys: Sequence[str]) -> bool:
+        """This is the first call of the run with these rows."""
+        return self.query("select count(*) from call where run = %s and keys = %s", run, list(keys)) == [(1,)]
 
     # ── what there is to see ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -298,12 +308,17 @@ def _does_not_wait(_: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pending_rows, "to_retry", at_once)
 
 
+def _leaves_it_charged(_: str, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Run, "_take_back", lambda _: None)  # pyright: ignore[reportUnknownLambdaType]
+
+
 # Histories in which it shows: the seed (of the job's bounds), how the rows go, what is done, and what is said of it.
 BROKEN: list[tuple[Callable[[str, pytest.MonkeyPatch], None], int, list[str], list[str], str]] = [
     (_parks_too_late, 5, ["good", "always"], ["run"], "parked is False"),
     (_charges_nothing_beforehand, 7, ["good", "kills"], ["run"], "neither done nor"),
     (_fails_the_whole_page, 2, ["good", "always"], ["run"], "never failed alone"),
     (_claims_on_another_connection, 10, ["good", "good"], ["second run"], "its work is there 2 times"),
+    (_leaves_it_charged, 1, ["passes", "slow"], ["run"], "never failed alone, and is charged"),
     (_does_not_wait, 1, ["good", "always"], ["run"], "failed alone in 1 runs"),
 ]
 

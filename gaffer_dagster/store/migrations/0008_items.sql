@@ -2,7 +2,8 @@
 --
 -- A row is worked on in its job's batches, whose transaction holds it (FOR UPDATE SKIP LOCKED). When its work fails it
 -- is tried again after a while, and parked once its attempts are used up. A row whose process died is told by an
--- attempt that was committed before the work on it began and has no error since (charge_item).
+-- attempt that was committed before the work on it began and has no error since (charge_item). A process that lives and
+-- is not to blame the row takes that attempt back.
 
 create table gaffer.job_item (
     job             text not null references gaffer.job (name) on update cascade,
@@ -13,7 +14,7 @@ create table gaffer.job_item (
     first_failed_at timestamptz not null,
     failed_at       timestamptz not null,
     sqlstate        text,
-    error           text,                    -- null: the process that worked on it has not said how it went
+    error           text,                    -- null: nothing was heard of the last attempt
     parked_at       timestamptz,             -- its attempts are used up; it waits for somebody
     dropped_at      timestamptz,             -- somebody gave it up: it stays where it is, and nobody is told
     primary key (job, key)
@@ -44,16 +45,18 @@ as $$
 $$;
 
 -- Commits an attempt before the work on the row begins, so that it counts even if the process does not survive it.
--- `p_not_its_fault`: takes that back, for what this says of the server.
+-- `p_entry`: says of that attempt, the row's `p_charged`th, what is to be here instead of what it left, as far as that
+-- is still here; '{}': nothing. What it does not name stays.
 create function gaffer.charge_item(
     p_job text, p_slot integer, p_fence bigint, p_lease_id uuid, p_key text, p_backoff interval,
-    p_not_its_fault text default null
+    p_charged integer default null, p_entry jsonb default null
 ) returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz := gaffer.clock();
+    v_entry gaffer.job_item;
 begin
     perform gaffer.raise_durability();
     perform 1 from gaffer.job_lease
@@ -61,12 +64,18 @@ begin
     if not found then
         raise exception '%', gaffer.lost_lease(p_job, p_slot, p_fence, p_lease_id) using errcode = 'GF001';
     end if;
-    if p_not_its_fault is not null then
+    if p_entry = '{}' then
+        delete from gaffer.job_item where job = p_job and key = p_key and attempts = p_charged and error is null
+                                      and parked_at is null and dropped_at is null;
+        return;
+    elsif p_entry is not null then
+        v_entry := jsonb_populate_record(null::gaffer.job_item, p_entry);
         update gaffer.job_item
-           set attempts = attempts - 1, next_attempt_at = v_now, sqlstate = null, error = p_not_its_fault
-         where job = p_job and key = p_key and attempts > 1 and parked_at is null;
-        delete from gaffer.job_item where job = p_job and key = p_key and attempts = 1 and error is null
-                                      and parked_at is null;
+           set attempts = coalesce(v_entry.attempts, attempts),
+               next_attempt_at = coalesce(v_entry.next_attempt_at, next_attempt_at),
+               failed_at = coalesce(v_entry.failed_at, failed_at),
+               sqlstate = left(v_entry.sqlstate, 5), error = left(v_entry.error, 2000)
+         where job = p_job and key = p_key and attempts = p_charged and error is null and parked_at is null;
         return;
     end if;
     insert into gaffer.job_item as i (job, key, attempts, next_attempt_at, first_failed_at, failed_at)
@@ -97,8 +106,8 @@ begin
     with failed as (
         insert into gaffer.job_item as i (job, key, attempts, next_attempt_at, first_failed_at, failed_at, sqlstate,
                                           error, parked_at)
-        select p_job, f.key, f.attempts, p_now + gaffer.back_off(f.attempts, c_backoff), p_now, p_now, f.sqlstate,
-               f.error, case when f.attempts >= c_attempts then p_now end
+        select p_job, f.key, f.attempts, p_now + gaffer.back_off(f.attempts, c_backoff), p_now, p_now,
+               left(f.sqlstate, 5), left(f.error, 2000), case when f.attempts >= c_attempts then p_now end
           from (select key, error, sqlstate, case when charged then 0 else 1 end as attempts
                   from jsonb_to_recordset(p_items -> 'failed') as (key text, error text, sqlstate text, charged boolean)
                ) as f
