@@ -7,7 +7,7 @@ import multiprocessing
 import random
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from tests.evidence.interleavings.cases import BROKEN, FEWEST_OF_THREE, SHORT, SOUND, long
 from tests.evidence.interleavings.report import HEADER
@@ -53,7 +53,9 @@ def main(words: Sequence[str] | None = None) -> None:
     of_three = 0
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(given.lanes, mp_context=context) as lanes:
-        for case, found in zip(cases, lanes.map(explore_alone, cases, [seed] * len(cases)), strict=True):
+        for done in as_completed([lanes.submit(explore_alone, case, seed) for case in cases]):
+            found = done.result()
+            case = found.case
             faults.say(found.row())
             of_three += found.schedules * (len(case.runners) == 3)
             if bool(found.broken) != (case in BROKEN) or found.is_caught != (case in BROKEN):
