@@ -41,6 +41,18 @@ begin
     return true;
 end $$;
 
+-- Who keeps something from being due: {"who": in words, "xid": tells one from another, "cure": how to end it}.
+create function gaffer.is_holder(p_json jsonb) returns boolean
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select p_json is null
+        or (jsonb_typeof(p_json -> 'who') = 'string'
+            and coalesce(jsonb_typeof(p_json -> 'xid') in ('string', 'null'), true)
+            and coalesce(jsonb_typeof(p_json -> 'cure') in ('string', 'null'), true)
+            and length(p_json::text) <= 20000) is true
+$$;
+
 create table gaffer.job (
     name                 text primary key check (name ~ '^[a-z0-9][a-z0-9_./-]{0,127}$'),
     spec                 jsonb not null check (gaffer.is_plain('the spec', spec)),
@@ -76,7 +88,7 @@ create table gaffer.job (
     capped_at            timestamptz[] not null default '{}',  -- when each of those was: a hundred
     due_since            timestamptz,      -- since when something due is left, as far as runs know
     held_since           timestamptz,      -- since when something waits for a transaction that is open elsewhere
-    held_by              jsonb,            -- whose: who, xid (tells one from another), cure
+    held_by              jsonb check (gaffer.is_plain('held_by', held_by) and gaffer.is_holder(held_by)),  -- whose
     held_by_since        timestamptz,      -- since when that one was seen to stand
     parked               bigint not null default 0 check (parked >= 0),
     parked_at            timestamptz,
@@ -167,7 +179,7 @@ create table gaffer.job_runs (
     ticks_covered  integer,
     backlog        bigint,                   -- what was due and is left
     next_run_at    timestamptz,
-    held_by        jsonb check (gaffer.is_plain('held_by', held_by)),  -- who kept something from being due, as in gaffer.job
+    held_by        jsonb check (gaffer.is_plain('held_by', held_by) and gaffer.is_holder(held_by)),  -- as in gaffer.job
     held_by_since  timestamptz,
     sqlstate       text,
     error          text,

@@ -726,6 +726,11 @@ begin
         raise exception 'a run of job "%" cannot end as %', p_job, p_outcome
             using errcode = 'invalid_parameter_value';
     end if;
+    if not gaffer.is_holder(p_held_by) then
+        raise exception 'the p_held_by of a run of job "%" is an object with a text who, and xid and cure that are texts or '
+            'left out, of 20,000 characters at most; not %', p_job, left(p_held_by::text, 200)
+            using errcode = 'invalid_parameter_value';
+    end if;
     perform gaffer.raise_durability();
     perform 1 from gaffer.job_lease
       where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id for no key update;

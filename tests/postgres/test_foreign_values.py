@@ -1,0 +1,65 @@
+"""What other programs write through the SQL functions keeps nobody from looking, whatever shape it has."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import psycopg
+import pytest
+
+from gaffer_dagster.domain.held import HeldBy, held_by_from
+from tests.postgres.test_prune import said
+from tests.support import jobs, variants
+
+RUN = """
+    create function {name}(p_job text, p_to jsonb, p_held_by jsonb default null, p_error text default null) returns void
+    language plpgsql as $$
+    declare
+        v_id uuid := gen_random_uuid();
+        v gaffer.lease_grant;
+    begin
+        perform gaffer.register_external(p_job);
+        v := gaffer.acquire(p_job, 0, v_id);
+        perform gaffer.begin_batch(v_id);
+        perform gaffer.commit_batch(p_job, 0, v.fence, v_id, v.run_id, v_id, v.position, p_to);
+        perform gaffer.end_run(p_job, 0, v.fence, v_id, v.run_id, p_held_by => p_held_by, p_error => p_error);
+    end $$
+"""
+
+
+@pytest.fixture
+def program(url: str) -> str:
+    """A database in which a job's whole line is one function, `a_run`."""
+    jobs.execute(url, RUN.format(name="a_run"))
+    return url
+
+
+ODD = [
+    "1", '"x"', "[]", "{}", "null", '{"who": 1}', '{"who": null}', '{"who": {"a": 1}, "xid": [1]}',
+    '{"who": "x", "xid": 5}', '{"who": "x", "cure": []}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("held_by", ODD)
+def test_who_holds_something_back_is_said_in_the_shape_that_is_read(program: str, held_by: str) -> None:
+    with pytest.raises(psycopg.DataError, match="is an object with a text who, and xid and cure that are texts"):
+        jobs.execute(program, "select a_run('job', '1', %s::jsonb)", held_by)
+    # Where nobody looks it is read all the same, as nobody where it does not say who.
+    variants.replace(program, "end_run", {"if not gaffer.is_holder(p_held_by) then": "if false then"})
+    with pytest.raises(psycopg.errors.CheckViolation):
+        jobs.execute(program, "select a_run('job', '1', %s::jsonb)", held_by)
+    variants.replace(program, "is_holder", {"select p_json is null\n": "select true\n"})
+    jobs.execute(program, "select a_run('job', '1', %s::jsonb)", held_by)
+    assert said(program)
+
+
+def test_what_a_newer_version_says_of_a_holder_is_read_as_far_as_it_is_known(program: str) -> None:
+    jobs.execute(program, """select a_run('job', '1', '{"who": "ann", "xid": "5", "until": "noon"}')""")
+    (job,) = [each for each in said(program) if each.get("name") == "job" and "held_by" in each]
+    assert job["held_by"] == {"who": "ann", "xid": "5", "cure": None}
+
+
+def test_what_does_not_say_who_it_is_is_nobody() -> None:
+    assert held_by_from({"who": "x", "later": [datetime.now(timezone.utc)]}) == HeldBy("x")
+    for odd in ({}, {"who": 1}, {"who": None}):
+        assert held_by_from(odd) is None
