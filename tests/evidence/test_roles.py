@@ -58,7 +58,7 @@ RUNNER, OPERATOR, BOTH = frozenset({"runner"}), frozenset({"operator"}), frozens
 NOBODY = frozenset[str]()  # but the owner
 # Who may call what. A function that is not named here is one that nobody has thought about.
 FUNCTIONS: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(["advisory_key", "clock", "cluster", "is_gone", "require_protection"], ALL),
+    **dict.fromkeys(["advisory_key", "clock", "cluster", "is_gone", "require_protection", "until_of"], ALL),
     **dict.fromkeys(
         [
             "acquire", "base_of_spec", "begin_batch", "begin_pass", "charge_item", "claim_notices", "commit_batch",

@@ -8,8 +8,9 @@ import psycopg
 import pytest
 
 from gaffer_dagster.domain.held import HeldBy, held_by_from
-from tests.postgres.test_prune import said
-from tests.support import jobs, variants
+from gaffer_dagster.store import history
+from tests.postgres.test_prune import add_idle, pruned, said
+from tests.support import jobs, protocol, variants
 
 RUN = """
     create function {name}(p_job text, p_to jsonb, p_held_by jsonb default null, p_error text default null) returns void
@@ -63,3 +64,27 @@ def test_what_does_not_say_who_it_is_is_nobody() -> None:
     assert held_by_from({"who": "x", "later": [datetime.now(timezone.utc)]}) == HeldBy("x")
     for odd in ({}, {"who": 1}, {"who": None}):
         assert held_by_from(odd) is None
+
+
+@pytest.mark.parametrize(
+    "position",
+    ['{"until": 12345}', '{"until": "2027-01x"}', '{"until": []}', '{"until": "infinity"}', '{"until": "now"}',
+     '{"until": "2027-02-31T00:00:00+00:00"}', '{"until": "0000-01-01T00:00:00Z"}', '[1]', '"x"'],
+)  # fmt: skip
+def test_a_position_of_another_program_keeps_nobody_from_pruning(program: str, position: str) -> None:
+    jobs.execute(program, "select a_run('job', %s::jsonb)", position)
+    jobs.execute(program, "update gaffer.job_runs set started_at = now() - interval '9 days', ended_at = started_at")
+    jobs.execute(program, "update gaffer.job_runs set ended_at = now() - interval '9 days'")
+    jobs.execute(program, "select a_run('job', '1')")
+    add_idle(program, 120, 9)
+    with protocol.session(program) as connection:
+        assert history.of_job(connection, "job", datetime(2020, 1, 1, tzinfo=timezone.utc))
+    assert "21 runs" in pruned(program, "--older-than", "1d")
+
+
+def test_how_far_a_job_has_got_in_time_is_read_as_before(program: str) -> None:
+    read = "select gaffer.until_of(%s::jsonb)"
+    assert jobs.query(program, read, '{"until": "2027-01-02T03:04:05.000006+00:00"}') == [
+        (datetime(2027, 1, 2, 3, 4, 5, 6, timezone.utc),)
+    ]
+    assert jobs.query(program, read, None) == [(None,)]

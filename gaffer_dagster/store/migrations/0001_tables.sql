@@ -41,6 +41,25 @@ begin
     return true;
 end $$;
 
+-- How far a position is one in time, as our own kinds write it. Null: it is none, or another program's, which may have
+-- an "until" of its own; a cast of that would end the work on all jobs.
+create function gaffer.until_of(p_position jsonb) returns timestamptz
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_until timestamptz;
+begin
+    if jsonb_typeof(p_position -> 'until') is distinct from 'string'
+       or p_position ->> 'until' !~ '^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?([+-]\d\d:\d\d|Z)$' then
+        return null;
+    end if;
+    v_until := (p_position ->> 'until')::timestamptz;
+    return case when v_until between '0001-01-02 00:00+00' and '9999-01-01 00:00+00' then v_until end;
+exception when data_exception then
+    return null;
+end $$;
+
 -- Who keeps something from being due: {"who": in words, "xid": tells one from another, "cure": how to end it}.
 create function gaffer.is_holder(p_json jsonb) returns boolean
 language sql immutable

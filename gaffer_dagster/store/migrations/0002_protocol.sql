@@ -218,8 +218,8 @@ begin
            set since_at = least(since_at, v_now), registered_at = v_now, first_seen_at = least(first_seen_at, v_now)
          where job = p_job and registered_at > v_ahead;
         update gaffer.operator_action
-           set details = case when details ->> 'until' is null then details else details || jsonb_build_object(
-                             'until', v_now + ((details ->> 'until')::timestamptz - at)) end,
+           set details = case when gaffer.until_of(details) is null then details else details || jsonb_build_object(
+                             'until', v_now + (gaffer.until_of(details) - at)) end,
                at = v_now
          where job = p_job and at > v_ahead;
     elsif v_job.spec_hash = p_spec_hash and v_job.work_hash is not distinct from p_work_hash
