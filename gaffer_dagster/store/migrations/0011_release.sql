@@ -2,7 +2,8 @@
 
 -- Who has locked a row of this table, and how to end that. The row names one transaction (its `xmax`); where that is not
 -- the one (it locked in a savepoint, or several share the lock), all who have locked a row of this table may be it.
-create function gaffer.blockers(p_table regclass, p_xmax xid) returns table (who text, cure text)
+create function gaffer.blockers(p_table regclass, p_xmax xid)
+returns table (who text, cure text, since timestamptz)  -- null: it is not visible
 language sql volatile
 set search_path = pg_catalog, pg_temp
 as $$
@@ -30,7 +31,8 @@ as $$
                             coalesce(a.state || ' since ' || date_trunc('second', a.state_change),
                                      'state not visible: grant pg_read_all_stats')) end,
            case when p.gid is not null then format('rollback prepared %L', p.gid)
-                else format('select pg_terminate_backend(%s)', s.pid) end
+                else format('select pg_terminate_backend(%s)', s.pid) end,
+           coalesce(p.prepared, a.xact_start)
       from suspect as s
       left join pg_catalog.pg_stat_activity as a on a.pid = s.pid
       left join pg_catalog.pg_prepared_xacts as p on s.pid is null and p.transaction::text = s.transactionid
