@@ -88,3 +88,26 @@ def test_how_far_a_job_has_got_in_time_is_read_as_before(program: str) -> None:
         (datetime(2027, 1, 2, 3, 4, 5, 6, timezone.utc),)
     ]
     assert jobs.query(program, read, None) == [(None,)]
+
+
+def durability(url: str) -> str:
+    """With which a batch commits that has lowered it for itself."""
+    with jobs.connect(url) as connection, connection.transaction():
+        connection.execute("select gaffer.register_external('job')")
+        connection.execute("set local synchronous_commit = off")
+        connection.execute("select a_run('job', '1')")
+        ((found,),) = connection.execute("show synchronous_commit").fetchall()
+    return found
+
+
+def test_a_batch_that_lowers_durability_commits_with_it_all_the_same(program: str) -> None:
+    lowered = "perform gaffer.commit_batch("
+    text = RUN.replace(lowered, f"perform set_config('synchronous_commit', 'off', true); {lowered}")
+    text = text.replace("perform gaffer.end_run(", "return; perform gaffer.end_run(")
+    jobs.execute(program, text.format(name="a_run").replace("create function", "create or replace function"))
+    assert durability(program) == "on"
+    variants.replace(
+        program, "commit_batch", {"perform gaffer.raise_durability();  -- the batch's own code may have lowered it": ""}
+    )
+    protocol.expire(program, "job")
+    assert durability(program) == "off"

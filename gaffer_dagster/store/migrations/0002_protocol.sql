@@ -642,6 +642,7 @@ begin
         raise exception 'run % of job "%" is past its deadline of %', p_run_id, p_job, v_deadline
             using errcode = 'GF003';
     end if;
+    perform gaffer.raise_durability();  -- the batch's own code may have lowered it
     perform set_config('gaffer.seal', pg_current_xact_id()::text || ':' || p_job, true);
     return v_until;
 end $$;
