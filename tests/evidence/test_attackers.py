@@ -601,6 +601,13 @@ def test_a_pass_that_goes_on_for_long_is_no_silence(url: str, runner: str) -> No
             jobs.execute(url, "update gaffer.watch set last_pass_at = gaffer.clock()")
             assert watch.look(connection, Watcher("here")) is None
             jobs.execute(url, "update gaffer.watch set last_pass_at = gaffer.clock() - interval '61 s'")
+            # As if it had gone on for longer than a pass takes.
+            variants.replace(
+                url,
+                "begin_pass",
+                {"c_pass constant interval := '1 minute'": "c_pass constant interval := '1 ms'",
+                 "set lock_timeout = '5s'": "set lock_timeout = '200ms'"},
+            )  # fmt: skip
             who = f"the turn to do so is held by backend {stuck.info.backend_pid} (user {support.user_of(runner)}, "
             told = watch.attend(connection, Watcher("here"), {}, jobs.LOG).problems
             assert [who in each for each in told] == [True], told

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 import psycopg
 import pytest
 
+from gaffer_dagster.domain.due import MOST_SLOTS
 from gaffer_dagster.domain.held import HeldBy, held_by_from
 from gaffer_dagster.store import history
 from tests.postgres.test_prune import add_idle, pruned, said
@@ -111,3 +112,15 @@ def test_a_batch_that_lowers_durability_commits_with_it_all_the_same(program: st
     )
     protocol.expire(program, "job")
     assert durability(program) == "off"
+
+
+@pytest.mark.parametrize("slots", [0, -1, 65, 1_000_000, None])
+def test_a_job_has_no_more_slots_than_a_definition_may_ask_for(program: str, slots: int | None) -> None:
+    assert MOST_SLOTS == 64
+    jobs.execute(program, "select gaffer.register_external('job')")
+    with pytest.raises(psycopg.DataError, match="slots: from 1 to 64 are allowed"):
+        jobs.execute(
+            program,
+            "select gaffer.register('odd', spec, '', '', '', '1s', %s, now(), null, null, '{}', true) from gaffer.job",
+            slots,
+        )

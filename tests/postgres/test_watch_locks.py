@@ -38,3 +38,12 @@ def test_who_locks_what_a_pass_writes_is_named(quiet: str, text: str) -> None:
         with pytest.raises(psycopg.Error, match=f"backend {other.info.backend_pid} .*pg_terminate_backend") as refused:
             jobs.query(quiet, PASS)
         assert refused.value.sqlstate == "GF010"
+
+
+def test_a_turn_whose_row_was_lost_is_made_again(quiet: str) -> None:
+    jobs.execute(quiet, "delete from gaffer.watch_turn")
+    with psycopg.connect(quiet) as first:
+        ((began,),) = first.execute("select gaffer.begin_pass('first', '1 min', '{}')").fetchall()
+        assert began is not None
+        assert jobs.query(quiet, PASS) == [(None,)]
+    assert jobs.query(quiet, "select is_only from gaffer.watch_turn") == [(True,)]

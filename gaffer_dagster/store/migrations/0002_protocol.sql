@@ -170,6 +170,10 @@ begin
         raise exception 'the spec of job "%" lacks what each has: schedule, due (with its kind), bounds (with a timeout), '
             'alerts', p_job using errcode = 'invalid_parameter_value';
     end if;
+    if p_slots is null or p_slots not between 1 and 64 then
+        raise exception 'job "%" cannot have % slots: from 1 to 64 are allowed', p_job, p_slots
+            using errcode = 'invalid_parameter_value';
+    end if;
     -- One that is longer would be added to each job's tick, and none could be judged.
     if p_grace is null or p_grace not between interval '0' and interval '3653 days' then
         raise exception 'the grace of job "%" cannot be %: from 0 to 3,653 days is allowed', p_job, p_grace

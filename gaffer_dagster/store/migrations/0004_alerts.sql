@@ -96,11 +96,15 @@ begin
         -- The other one may have begun just now.
         begin
             perform from gaffer.watch_turn for update;
+            if not found then  -- the row was lost, as in a restore: whoever makes it again has the turn
+                insert into gaffer.watch_turn default values on conflict do nothing;
+                perform from gaffer.watch_turn for update;
+            end if;
         exception when lock_not_available then
             select string_agg(b.who, ', or '), string_agg(b.cure, '; or '),
                    bool_and(b.since > clock_timestamp() - c_pass)  -- as the server dates transactions
               into v_who, v_cure, v_alive
-              from gaffer.watch_turn t cross join lateral gaffer.blockers('gaffer.watch_turn', t.xmax) b;
+              from gaffer.blockers('gaffer.watch_turn', (select t.xmax from gaffer.watch_turn t)) b;
             if v_alive then  -- a slow one
                 return null;
             end if;
