@@ -11,7 +11,7 @@ from gaffer_dagster.domain.due import MOST_SLOTS
 from gaffer_dagster.domain.held import HeldBy, held_by_from
 from gaffer_dagster.store import history
 from tests.postgres.test_prune import add_idle, pruned, said
-from tests.support import jobs, protocol, variants
+from tests.support import jobs, protocol, ticking, variants
 
 RUN = """
     create function {name}(p_job text, p_to jsonb, p_held_by jsonb default null, p_error text default null) returns void
@@ -124,3 +124,10 @@ def test_a_job_has_no_more_slots_than_a_definition_may_ask_for(program: str, slo
             "select gaffer.register('odd', spec, '', '', '', '1s', %s, now(), null, null, '{}', true) from gaffer.job",
             slots,
         )
+
+
+def test_the_watermark_of_another_program_is_shown_as_it_is(program: str) -> None:
+    jobs.execute(program, """select a_run('job', '{"until": 12345}')""")
+    done = ticking.invoke(program, "watermark", "show", "job")
+    assert "12345" in done.output
+    assert "its rows carry their state" not in done.output
