@@ -80,7 +80,8 @@ FUNCTIONS: Mapping[str, frozenset[str]] = {
         [
             "abandon", "back_off", "blockers", "check_prune", "check_seal", "check_truncation", "check_ttl",
             "count_failure", "count_parked", "count_takeover", "drop_guards", "family_of", "forget_delay",
-            "forget_protection", "guard", "is_holder", "is_plain", "is_told", "keep_idle", "lease_blockers", "lock_leases",
+            "forget_protection", "guard", "is_holder", "is_plain", "is_told", "keep_idle", "lease_blockers",
+            "lock_leases",
             "note_action", "note_or_refuse", "note_parked", "note_pause", "note_protection", "note_pruned", "note_work",
             "protect", "protected_by", "raise_durability", "refuse_move", "refuse_removal", "refuse_smaller_fence",
             "refuse_write", "settle_items",
