@@ -31,7 +31,8 @@ def kind_of(record: JobRecord) -> NewRows | EachInterval | Elapsed:
     if record.spec["due"]["kind"] == "external":
         at = "gone" if record.watermark_lost else shown(record.watermark)
         raise BadInputError(
-            f"the watermark of job {record.name!r} is {at}: its own program reads and moves it; to set it by SQL: select gaffer.set_watermark('JOB', FROM, TO, CLUSTER, "
+            f"the watermark of job {record.name!r} is {at}: its own program reads and moves it; "
+            "to set it by SQL: select gaffer.set_watermark('JOB', FROM, TO, CLUSTER, "
             "'WHO', 'WHY');"
         )
     if due is None:
