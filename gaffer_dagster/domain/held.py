@@ -18,5 +18,9 @@ class HeldBy:
 
 
 def held_by_from(stored: Mapping[str, Any] | HeldBy | None) -> HeldBy | None:
-    """As the database has it."""
-    return HeldBy(**stored) if isinstance(stored, Mapping) else stored
+    """As the database has it, whoever wrote it: a newer version may say more of it, and what does not say who it is
+    keeps nobody from reading about the run."""
+    if not isinstance(stored, Mapping):
+        return stored if isinstance(stored, HeldBy) else None
+    who, xid, cure = (value if isinstance(value := stored.get(name), str) else None for name in ("who", "xid", "cure"))
+    return None if who is None else HeldBy(who, xid, cure)

@@ -28,6 +28,12 @@ class Move:
 def kind_of(record: JobRecord) -> NewRows | EachInterval | Elapsed:
     """Raises `BadInputError` for a job whose rows carry their state: it has no watermark."""
     due = due_from_json(record.spec["due"])
+    if record.spec["due"]["kind"] == "external":
+        at = "gone" if record.watermark_lost else shown(record.watermark)
+        raise BadInputError(
+            f"the watermark of job {record.name!r} is {at}: its own program reads and moves it; "
+            f"to set it by SQL: select gaffer.set_watermark('{record.name}', FROM, TO, CLUSTER, 'WHO', 'WHY')"
+        )
     if due is None:
         raise BadInputError(
             f"job {record.name!r} has no watermark, its rows carry their state; see: gaffer items list {record.name}"

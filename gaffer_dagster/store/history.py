@@ -80,7 +80,7 @@ def _reaches(connection: db.Connection, job: str, since: datetime) -> list[Reach
             select id, outcome, started_at, reach
               from (select id, outcome, started_at,
                            case when outcome = 'late' then tick
-                                else greatest(covered_until, (watermark_to ->> 'until')::timestamptz) end as reach
+                                else greatest(covered_until, gaffer.until_of(watermark_to)) end as reach
                       from gaffer.job_runs
                      where job = %(job)s and trigger <> 'redo'
                        and (ended_at is null or ended_at >= %(since)s - interval '1 day')) run

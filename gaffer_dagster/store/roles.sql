@@ -106,7 +106,7 @@ begin
         to gaffer_runner, gaffer_reader, gaffer_operator;
     -- They only look.
     grant execute on function
-        gaffer.advisory_key, gaffer.clock, gaffer.cluster, gaffer.is_gone, gaffer.require_protection
+        gaffer.advisory_key, gaffer.clock, gaffer.cluster, gaffer.is_gone, gaffer.require_protection, gaffer.until_of
         to gaffer_runner, gaffer_reader, gaffer_operator;
     grant execute on function
         -- one run

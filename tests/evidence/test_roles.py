@@ -58,7 +58,7 @@ RUNNER, OPERATOR, BOTH = frozenset({"runner"}), frozenset({"operator"}), frozens
 NOBODY = frozenset[str]()  # but the owner
 # Who may call what. A function that is not named here is one that nobody has thought about.
 FUNCTIONS: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(["advisory_key", "clock", "cluster", "is_gone", "require_protection"], ALL),
+    **dict.fromkeys(["advisory_key", "clock", "cluster", "is_gone", "require_protection", "until_of"], ALL),
     **dict.fromkeys(
         [
             "acquire", "base_of_spec", "begin_batch", "begin_pass", "charge_item", "claim_notices", "commit_batch",
@@ -80,7 +80,8 @@ FUNCTIONS: Mapping[str, frozenset[str]] = {
         [
             "abandon", "back_off", "blockers", "check_prune", "check_seal", "check_truncation", "check_ttl",
             "count_failure", "count_parked", "count_takeover", "drop_guards", "family_of", "forget_delay",
-            "forget_protection", "guard", "is_plain", "is_told", "keep_idle", "lease_blockers", "lock_leases",
+            "forget_protection", "guard", "is_holder", "is_plain", "is_told", "keep_idle", "lease_blockers",
+            "lock_leases",
             "note_action", "note_or_refuse", "note_parked", "note_pause", "note_protection", "note_pruned", "note_work",
             "protect", "protected_by", "raise_durability", "refuse_move", "refuse_removal", "refuse_smaller_fence",
             "refuse_write", "settle_items",

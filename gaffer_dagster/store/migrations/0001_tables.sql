@@ -41,6 +41,37 @@ begin
     return true;
 end $$;
 
+-- How far a position is one in time, as our own kinds write it. Null: it is none, or another program's, which may have
+-- an "until" of its own; a cast of that would end the work on all jobs.
+create function gaffer.until_of(p_position jsonb) returns timestamptz
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_until timestamptz;
+begin
+    if jsonb_typeof(p_position -> 'until') is distinct from 'string'
+       or p_position ->> 'until' !~ '^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?([+-]\d\d:\d\d|Z)$' then
+        return null;
+    end if;
+    v_until := (p_position ->> 'until')::timestamptz;
+    return case when v_until between '0001-01-02 00:00+00' and '9999-01-01 00:00+00' then v_until end;
+exception when data_exception then
+    return null;
+end $$;
+
+-- Who keeps something from being due: {"who": in words, "xid": tells one from another, "cure": how to end it}.
+create function gaffer.is_holder(p_json jsonb) returns boolean
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+    select p_json is null
+        or (jsonb_typeof(p_json -> 'who') = 'string'
+            and coalesce(jsonb_typeof(p_json -> 'xid') in ('string', 'null'), true)
+            and coalesce(jsonb_typeof(p_json -> 'cure') in ('string', 'null'), true)
+            and length(p_json::text) <= 20000) is true
+$$;
+
 create table gaffer.job (
     name                 text primary key check (name ~ '^[a-z0-9][a-z0-9_./-]{0,127}$'),
     spec                 jsonb not null check (gaffer.is_plain('the spec', spec)),
@@ -76,7 +107,7 @@ create table gaffer.job (
     capped_at            timestamptz[] not null default '{}',  -- when each of those was: a hundred
     due_since            timestamptz,      -- since when something due is left, as far as runs know
     held_since           timestamptz,      -- since when something waits for a transaction that is open elsewhere
-    held_by              jsonb,            -- whose: who, xid (tells one from another), cure
+    held_by              jsonb check (gaffer.is_plain('held_by', held_by) and gaffer.is_holder(held_by)),  -- whose
     held_by_since        timestamptz,      -- since when that one was seen to stand
     parked               bigint not null default 0 check (parked >= 0),
     parked_at            timestamptz,
@@ -167,7 +198,7 @@ create table gaffer.job_runs (
     ticks_covered  integer,
     backlog        bigint,                   -- what was due and is left
     next_run_at    timestamptz,
-    held_by        jsonb check (gaffer.is_plain('held_by', held_by)),  -- who kept something from being due, as in gaffer.job
+    held_by        jsonb check (gaffer.is_plain('held_by', held_by) and gaffer.is_holder(held_by)),  -- as in gaffer.job
     held_by_since  timestamptz,
     sqlstate       text,
     error          text,

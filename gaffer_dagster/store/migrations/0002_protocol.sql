@@ -170,6 +170,10 @@ begin
         raise exception 'the spec of job "%" lacks what each has: schedule, due (with its kind), bounds (with a timeout), '
             'alerts', p_job using errcode = 'invalid_parameter_value';
     end if;
+    if p_slots is null or p_slots not between 1 and 64 then
+        raise exception 'job "%" cannot have % slots: from 1 to 64 are allowed', p_job, p_slots
+            using errcode = 'invalid_parameter_value';
+    end if;
     -- One that is longer would be added to each job's tick, and none could be judged.
     if p_grace is null or p_grace not between interval '0' and interval '3653 days' then
         raise exception 'the grace of job "%" cannot be %: from 0 to 3,653 days is allowed', p_job, p_grace
@@ -218,8 +222,8 @@ begin
            set since_at = least(since_at, v_now), registered_at = v_now, first_seen_at = least(first_seen_at, v_now)
          where job = p_job and registered_at > v_ahead;
         update gaffer.operator_action
-           set details = case when details ->> 'until' is null then details else details || jsonb_build_object(
-                             'until', v_now + ((details ->> 'until')::timestamptz - at)) end,
+           set details = case when gaffer.until_of(details) is null then details else details || jsonb_build_object(
+                             'until', v_now + (gaffer.until_of(details) - at)) end,
                at = v_now
          where job = p_job and at > v_ahead;
     elsif v_job.spec_hash = p_spec_hash and v_job.work_hash is not distinct from p_work_hash
@@ -649,6 +653,7 @@ begin
         execute 'close all';
         discard temp;
     end if;
+    perform gaffer.raise_durability();  -- the batch's own code may have lowered it
     perform set_config('gaffer.seal', pg_current_xact_id()::text || ':' || p_job, true);
     return v_until;
 end $$;
@@ -731,6 +736,11 @@ begin
     if p_outcome is null or p_outcome not in
        ('succeeded', 'partial', 'capped', 'interrupted', 'failed', 'timed_out', 'lost_lease') then
         raise exception 'a run of job "%" cannot end as %', p_job, p_outcome
+            using errcode = 'invalid_parameter_value';
+    end if;
+    if not gaffer.is_holder(p_held_by) then
+        raise exception 'the p_held_by of a run of job "%" is an object with a text who, and xid and cure that are texts or '
+            'left out, of 20,000 characters at most; not %', p_job, left(p_held_by::text, 200)
             using errcode = 'invalid_parameter_value';
     end if;
     perform gaffer.raise_durability();

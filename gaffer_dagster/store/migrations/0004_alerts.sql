@@ -69,6 +69,7 @@ set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
 declare
+    c_pass constant interval := '1 minute';  -- none takes longer
     v_now timestamptz;
     v_last timestamptz;
     v_watch gaffer.watch;
@@ -88,40 +89,56 @@ begin
     if not found then
         v_now := gaffer.clock();
         select max(last_pass_at) into v_last from gaffer.watch where last_pass_at <= v_now + interval '5 minutes';
-        if v_last > v_now - interval '1 minute' then
+        -- Who comes when both are to look finds the last pass so old, and the other one at it.
+        if v_last > v_now - c_pass - coalesce(v_every, interval '0') then
             return null;
         end if;
         -- The other one may have begun just now.
         begin
             perform from gaffer.watch_turn for update;
+            if not found then  -- the row was lost, as in a restore: whoever makes it again has the turn
+                insert into gaffer.watch_turn default values on conflict do nothing;
+                perform from gaffer.watch_turn for update;
+            end if;
         exception when lock_not_available then
-            select string_agg(b.who, ', or '), string_agg(b.cure, '; or ') into v_who, v_cure
-              from gaffer.watch_turn t cross join lateral gaffer.blockers('gaffer.watch_turn', t.xmax) b;
+            select string_agg(who, ', or '), string_agg(cure, '; or ') into v_who, v_cure
+              from gaffer.blockers('gaffer.watch_turn', (select t.xmax from gaffer.watch_turn t));
             raise exception 'nobody looks for what is wrong%: the turn to do so is held by %; end that transaction%',
                 coalesce(' since ' || date_trunc('second', v_last), ''), coalesce(v_who, 'somebody who is gone by now'),
                 coalesce(': ' || v_cure, '') using errcode = 'GF010';
         end;
     end if;
     v_now := gaffer.clock();
-    -- What a clock that ran ahead for a while has written.
-    delete from gaffer.watch_gap where until_at > v_now + interval '5 minutes';
-    update gaffer.watch set last_pass_at = v_now where last_pass_at > v_now + interval '5 minutes';
-    select * into v_watch from gaffer.watch where name = p_watch;
-    select max(last_pass_at) into v_last from gaffer.watch;
-    if v_every is not null and v_last < v_now - greatest(interval '1 minute', 3 * v_every) then
-        insert into gaffer.watch_gap (since_at, until_at, watch) values (v_last, v_now, p_watch);
-    end if;
-    if p_jobs is distinct from v_watch.jobs then
-        update gaffer.job set vanished_at = v_now
-         where name = any (v_watch.jobs) and name <> all (p_jobs) and vanished_at is null
-           and not exists (select from gaffer.watch w where w.name <> p_watch and job.name = any (w.jobs));
-        update gaffer.job set vanished_at = null where name = any (p_jobs) and vanished_at is not null;
-    end if;
-    insert into gaffer.watch (name, every, first_seen_at, last_pass_at, passes, jobs)
-    values (p_watch, v_every, v_now, v_now, 1, p_jobs)
-    on conflict (name) do update
-       set every = v_every, last_pass_at = v_now, passes = watch.passes + 1,
-           jobs = case when watch.jobs = p_jobs then watch.jobs else p_jobs end;
+    begin
+        -- What a clock that ran ahead for a while has written.
+        delete from gaffer.watch_gap where until_at > v_now + interval '5 minutes';
+        update gaffer.watch set last_pass_at = v_now where last_pass_at > v_now + interval '5 minutes';
+        select * into v_watch from gaffer.watch where name = p_watch;
+        select max(last_pass_at) into v_last from gaffer.watch;
+        if v_every is not null and v_last < v_now - greatest(interval '1 minute', 3 * v_every) then
+            insert into gaffer.watch_gap (since_at, until_at, watch) values (v_last, v_now, p_watch);
+        end if;
+        if p_jobs is distinct from v_watch.jobs then
+            update gaffer.job set vanished_at = v_now
+             where name = any (v_watch.jobs) and name <> all (p_jobs) and vanished_at is null
+               and not exists (select from gaffer.watch w where w.name <> p_watch and job.name = any (w.jobs));
+            update gaffer.job set vanished_at = null where name = any (p_jobs) and vanished_at is not null;
+        end if;
+        insert into gaffer.watch (name, every, first_seen_at, last_pass_at, passes, jobs)
+        values (p_watch, v_every, v_now, v_now, 1, p_jobs)
+        on conflict (name) do update
+           set every = v_every, last_pass_at = v_now, passes = watch.passes + 1,
+               jobs = case when watch.jobs = p_jobs then watch.jobs else p_jobs end;
+    exception when lock_not_available then
+        select string_agg(who, ', or '), string_agg(cure, '; or ') into v_who, v_cure
+          from gaffer.blockers('gaffer.watch', (select w.xmax from gaffer.watch w where w.name = p_watch));
+        if v_who is null then
+            select string_agg(who, ', or '), string_agg(cure, '; or ') into v_who, v_cure
+              from gaffer.blockers('gaffer.job', null);
+        end if;
+        raise exception 'nobody looks for what is wrong from here: what a pass writes is locked by %; end that transaction%',
+            coalesce(v_who, 'somebody who is gone by now'), coalesce(': ' || v_cure, '') using errcode = 'GF010';
+    end;
     return v_now;
 end $$;
 

@@ -34,7 +34,7 @@ begin
         select r.id, r.ended_at, told.until
           from gaffer.job_runs r
          cross join lateral (
-               select greatest(r.started_at, r.covered_until, (r.watermark_to ->> 'until')::timestamptz,
+               select greatest(r.started_at, r.covered_until, gaffer.until_of(r.watermark_to),
                                case when r.outcome = 'late' then r.tick end) as until) told
          where r.job = p_job and (r.ended_at, r.id) > (p_after_at, p_after) and r.ended_at < v_before
            and told.until < v_before and r.outcome <> 'running' and r.id <> all (v_kept)
