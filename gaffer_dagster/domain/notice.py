@@ -103,7 +103,7 @@ def _said(notice: Notice) -> Mapping[str, Any]:
         "since_at": alert.since_at.isoformat(),
         "opened_at": alert.opened_at.isoformat(),
         "resolved_at": None if alert.resolved_at is None else alert.resolved_at.isoformat(),
-        "details": {name: _bare(name, value) for name, value in alert.details.items()},
+        "details": _bare("details", alert.details),
         "title": _title(notice),
     }
 
@@ -123,7 +123,8 @@ def _ended(notice: Notice) -> str:
     """Only what is so: that an incident is over need not mean that all is well."""
     if notice.newer is not None:
         return f"has another incident of the same kind since, [gaffer {notice.newer}]"
-    over = Over(notice.alert.details.get("over", Over.RECOVERED))
+    told = notice.alert.details.get("over")
+    over = Over(told) if told in tuple(Over) else Over.RECOVERED
     if over is Over.RETIRED:
         return "was retired"
     return _WORDS[notice.alert.kind].over if over is Over.RECOVERED else "goes by other rules now, or skipped the tick"
@@ -133,7 +134,7 @@ def _lines(notice: Notice) -> list[str]:
     alert = notice.alert
     asides = {"by": "By", "reason": "Why", "held_by": "Held by"}
     lines = [f"{said}: {plain(str(alert.details[name]))}" for name, said in asides.items() if alert.details.get(name)]
-    if alert.details.get("held_by_since"):
+    if lines and alert.details.get("held_by_since"):
         lines[-1] += f" (seen to stand since {_at(alert.details, alert.details['held_by_since'])})"
     if notice.event is Event.RESOLVED:
         return lines
@@ -169,21 +170,24 @@ def what_to_do(kind: Kind, job: str | None, details: Mapping[str, Any]) -> str:
 def _cure(details: Mapping[str, Any]) -> str:
     """A statement to run is only of use as it is: where it holds what may not be said, the command line says it."""
     cure = details.get("cure")
-    return f"{cure}; " if cure and cure == plain(cure) else ""
+    return f"{cure}; " if isinstance(cure, str) and cure and cure == plain(cure) else ""
 
 
-def _at(details: Mapping[str, Any], at: datetime | str | None) -> str:
-    """In UTC, and on the clock of the job's zone where the details name one."""
+def _at(details: Mapping[str, Any], at: Any) -> str:
+    """In UTC, and on the clock of the job's zone where the details name one; what is no time, as somebody's text."""
     if at is None:
         return "?"
-    moment = datetime.fromisoformat(at) if isinstance(at, str) else at
-    shown = f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M}Z"
+    try:
+        moment = at if isinstance(at, datetime) else datetime.fromisoformat(at)
+        shown = f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M}Z"
+    except (TypeError, ValueError, OverflowError):
+        return plain(str(at))
     zone = details.get("timezone")
     if zone in (None, "UTC"):
         return shown
     try:
         return f"{shown} ({moment.astimezone(ZoneInfo(zone)):%Y-%m-%d %H:%M} in {zone})"
-    except (ZoneInfoNotFoundError, ValueError):  # the zone's data are older here than where the job runs
+    except (ZoneInfoNotFoundError, TypeError, ValueError, OSError):  # its data may be newer where the job runs
         return shown
 
 
@@ -210,7 +214,8 @@ def _failures(details: Mapping[str, Any]) -> str:
 
 
 def _count(details: Mapping[str, Any], name: str, noun: str) -> str:
-    return counted(details.get(name, 0), noun)
+    count = details.get(name)
+    return counted(count if isinstance(count, int) else 0, noun)
 
 
 _WORDS: Mapping[Kind, _Words] = {
@@ -346,6 +351,8 @@ def _bare(name: str, value: Any) -> Any:
     """A detail as it may be said: what is neither a time nor a zone is somebody's text."""
     if isinstance(value, list):
         return [_bare(name, each) for each in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {plain(each): _bare(each, of) for each, of in cast("dict[str, Any]", value).items()}
     if not isinstance(value, str) or name == "timezone":
         return value
     try:

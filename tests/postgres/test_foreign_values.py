@@ -131,3 +131,24 @@ def test_the_watermark_of_another_program_is_shown_as_it_is(program: str) -> Non
     done = ticking.invoke(program, "watermark", "show", "job")
     assert "12345" in done.output
     assert "its rows carry their state" not in done.output
+
+
+def test_an_error_without_end_is_cut_and_a_name_without_end_is_refused(url: str) -> None:
+    """What a run says of itself is read by everybody."""
+    jobs.make_source(url)
+    with protocol.session(url) as connection:
+        job = jobs.spec()
+        protocol.register(connection, job)
+        attempt = protocol.acquire(connection, job)
+        long = "x" * 5_000_000
+        connection.execute(
+            "select gaffer.end_run(%s, 0, %s, %s, %s, 'failed', p_error => %s)",
+            [job.name, attempt.lease.fence, attempt.lease.lease_id, attempt.lease.run_id, long],
+        )
+        assert jobs.query(url, "select length(error) from gaffer.job_runs") == [(20_000,)]
+        for given in ("p_owner", "p_spec_hash", "p_zone_data"):
+            with pytest.raises(psycopg.errors.CheckViolation):
+                connection.execute(
+                    f"select gaffer.acquire(%s, 0, gen_random_uuid(), p_trigger => 'command', {given} => %s)",
+                    [job.name, long],
+                )

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gaffer_dagster.domain import notice
 from gaffer_dagster.domain.alert import Kind, Severity
 from gaffer_dagster.domain.incident import Alert
-from gaffer_dagster.domain.notice import Event, Notice, plain, sentence, write
+from gaffer_dagster.domain.notice import Event, Notice, explained, plain, sentence, what_to_do, write
 
 KEY = UUID("00000000-0000-0000-0000-00000000002a")
 TICK = "2027-03-01T02:00:00+00:00"
@@ -197,3 +197,32 @@ def test_an_end_is_called_a_recovery_only_where_it_is_one(why: str, newer: int |
     title = write(KEY, [Notice(Event.RESOLVED, over(details={"over": why}), newer=newer)]).title
     assert words in title
     assert (why, newer) == ("recovered", None) or "on time again" not in title
+
+
+NAMES = [
+    "timezone", "over", "cure", "held_by", "held_by_since", "reason", "by", "tick", "failures", "runs", "rows",
+    "due_since", "held_since", "paused_at", "last_pass_at", "last_success_at", "another",
+]  # fmt: skip
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=40)
+    | st.just("9999-12-31T23:59:59+00:00"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(kind=st.sampled_from(Kind), event=st.sampled_from(Event), details=st.dictionaries(st.sampled_from(NAMES), JSON))
+@example(kind=Kind.ABSENCE, event=Event.OPENED, details={"timezone": "a" * 5000, "tick": "2027-03-01T12:00:00+00:00"})
+@example(kind=Kind.ABSENCE, event=Event.OPENED, details={"timezone": 5, "tick": "0001-01-01T00:00:00+14:00"})
+def test_details_of_any_shape_are_said(kind: Kind, event: Event, details: dict[str, Any]) -> None:
+    """Whoever runs jobs may write them, and must not keep the others from being told."""
+    message = write(KEY, [Notice(event, alert(kind, details=details))])
+    assert "42" in message.title
+    said = json.dumps(message.payload)
+    assert "<" not in said
+    assert explained(kind, details)
+    assert what_to_do(kind, "nightly", details)

@@ -123,6 +123,8 @@ create table gaffer.job (
     runs_ended           bigint not null default 0,
     run_seconds          double precision not null default 0,
     leases_lost          bigint not null default 0,
+    check (greatest(length(spec_hash), length(work_hash), length(zone_data), length(paused_by), length(pause_reason),
+                    length(version)) <= 20000),
     check (paused_at is not null or (paused_until is null and paused_by is null and pause_reason is null)),
     -- A date that most programs cannot read would keep everybody from reading about any job; so in the other tables.
     check (greatest(first_seen_at, paused_at, paused_until, covered_until, skipped_until, last_success_tick, next_due_at,
@@ -152,7 +154,7 @@ create table gaffer.job_lease (
     slot            integer not null check (slot >= 0),
     fence           bigint not null default 0 check (fence >= 0),
     lease_id        uuid,                    -- made by the client for each acquisition; null when free
-    owner           text,                    -- for people; never compared
+    owner           text check (length(owner) <= 20000),  -- for people; never compared
     lease_until     timestamptz not null default 'epoch',
     holder_pid      integer,                 -- of the server's process that renews it, where no pooler is in between
     holder_began_at timestamptz,             -- since when that process is there: its number may come again
@@ -163,7 +165,7 @@ create table gaffer.job_lease (
 create table gaffer.job_watermark (
     job        text primary key references gaffer.job (name) on update cascade,
     position   jsonb check (gaffer.is_plain('the position', position)),  -- null: at the beginning
-    cluster    text,                         -- for positions in xids: the system identifier of their cluster
+    cluster    text check (length(cluster) <= 20000),  -- for positions in xids: the system identifier of their cluster
     updated_at timestamptz not null
 );
 
@@ -202,6 +204,8 @@ create table gaffer.job_runs (
     held_by_since  timestamptz,
     sqlstate       text,
     error          text,
+    check (greatest(length(owner), length(dagster_run_id), length(spec_hash), length(zone_data), length(cluster),
+                    length(sqlstate), length(error)) <= 20000),
     check ((outcome = 'running') = (ended_at is null)),
     check ((fence is null) = (lease_id is null)),
     check (outcome in ('busy', 'paused', 'late', 'failed') or fence is not null),
@@ -230,7 +234,8 @@ create table gaffer.operator_action (
     by      text not null,                 -- as whoever did it called himself
     role    text not null default session_user,  -- that logged in
     reason  text,
-    details jsonb not null default '{}' check (jsonb_typeof(details) = 'object' and gaffer.is_plain('what was done', details))
+    details jsonb not null default '{}' check (jsonb_typeof(details) = 'object' and gaffer.is_plain('what was done', details)),
+    check (greatest(length(action), length(by), length(reason)) <= 20000)
 );
 
 create index operator_action_of_job on gaffer.operator_action (job, id);

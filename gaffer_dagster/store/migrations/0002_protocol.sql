@@ -311,7 +311,7 @@ declare
 begin
     for v_dead in
         update gaffer.job_runs
-           set outcome = 'abandoned', ended_at = gaffer.clock(), error = p_error
+           set outcome = 'abandoned', ended_at = gaffer.clock(), error = left(p_error, 20000)
          where job = p_job and slot = p_slot and outcome = 'running' and lease_id is distinct from p_lease_id
         returning *
     loop
@@ -395,6 +395,7 @@ begin
         raise exception 'a run of job "%" takes a lease_id (gen_random_uuid()) and a timeout of more than zero, not % and %',
             p_job, p_lease_id, p_timeout using errcode = 'invalid_parameter_value';
     end if;
+    p_refusal := left(p_refusal, 20000);
     perform gaffer.raise_durability();
     perform set_config('lock_timeout',
                        ceil(extract(epoch from greatest(p_wait, interval '1 second')) * 1000)::text, true);
@@ -743,6 +744,7 @@ begin
             'left out, of 20,000 characters at most; not %', p_job, left(p_held_by::text, 200)
             using errcode = 'invalid_parameter_value';
     end if;
+    p_error := left(p_error, 20000);
     perform gaffer.raise_durability();
     perform 1 from gaffer.job_lease
       where job = p_job and slot = p_slot and fence = p_fence and lease_id = p_lease_id for no key update;
@@ -780,7 +782,7 @@ begin
             update gaffer.job_runs
                set outcome = 'lost_lease', ended_at = coalesce(ended_at, gaffer.clock()), sqlstate = p_sqlstate,
                    error = case when strpos(p_error, error) > 0 then p_error
-                                else nullif(concat_ws('; ', p_error, error), '') end
+                                else left(nullif(concat_ws('; ', p_error, error), ''), 20000) end
              where id = p_run_id;
         end if;
         v_ending.result := case when v_run.outcome in ('abandoned', 'running', 'lost_lease') then 'lost_lease'

@@ -39,12 +39,13 @@ create table gaffer.alert (
     key         uuid not null unique default gen_random_uuid(),
     job         text references gaffer.job (name) on update cascade,
     watch       text,
-    kind        text not null,
+    kind        text not null check (kind in ('absence', 'failures', 'capped', 'backlog', 'stalled', 'parked', 'takeovers',
+                                              'pause', 'vanished', 'versions', 'watch')),
     severity    text not null check (severity in ('warning', 'error')),
     since_at    timestamptz not null           -- when it became true
                 check (since_at between '0001-01-02 00:00+00' and '9999-01-01 00:00+00'),
     opened_at   timestamptz not null,          -- when it was seen
-    details     jsonb not null check (gaffer.is_plain('what was found', details)),
+    details     jsonb not null check (jsonb_typeof(details) = 'object' and gaffer.is_plain('what was found', details)),
     reminders   integer not null default 0,
     reminded_at timestamptz,
     acked_at    timestamptz,
@@ -53,7 +54,8 @@ create table gaffer.alert (
     resolved_at timestamptz,
     check ((job is null) <> (watch is null)),
     check (greatest(opened_at, reminded_at, acked_at, resolved_at) < '9999-01-01 00:00+00'),
-    check (least(opened_at, reminded_at, acked_at, resolved_at) > '0001-01-02 00:00+00')
+    check (least(opened_at, reminded_at, acked_at, resolved_at) > '0001-01-02 00:00+00'),
+    check (greatest(length(watch), length(acked_by), length(ack_reason)) <= 20000)
 );
 
 create unique index alert_open_job on gaffer.alert (job, kind) where resolved_at is null and job is not null;

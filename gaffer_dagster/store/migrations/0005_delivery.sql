@@ -13,7 +13,7 @@ create table gaffer.receiver (
     first_seen_at timestamptz not null,        -- incidents that were over by then are not told any more
     last_seen_at  timestamptz not null,
     failing_since timestamptz,
-    error         text
+    error         text check (length(error) <= 20000)
 );
 
 create table gaffer.alert_delivery (
@@ -28,7 +28,7 @@ create table gaffer.alert_delivery (
     next_attempt_at timestamptz not null,
     delivered_at    timestamptz,
     dropped_at      timestamptz,               -- there was no need any more to tell it
-    error           text,
+    error           text check (length(error) <= 20000),
     unique (alert, notice, number, receiver)
 );
 
@@ -168,6 +168,7 @@ as $$
 declare
     v_now timestamptz := gaffer.clock();
 begin
+    p_error := left(p_error, 20000);
     perform gaffer.raise_durability();
     update gaffer.alert_delivery
        set error = p_error,

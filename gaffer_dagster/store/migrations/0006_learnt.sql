@@ -39,7 +39,7 @@ begin
     insert into gaffer.job_runs (job, slot, owner, dagster_run_id, trigger, tick, spec_hash, started_at, ended_at,
                                  outcome, error)
     values (p_job, 0, 'dagster', p_dagster_run_id, p_trigger, p_tick, p_spec_hash, v_started_at, v_ended_at,
-            'failed', p_error);
+            'failed', left(p_error, 20000));
     select max(last_pass_at) into v_last_pass from gaffer.watch;
     if v_ended_at <= greatest(v_job.last_success_at, v_job.capped_at[cardinality(v_job.capped_at)])
        or (v_job.paused_at <= v_started_at and (v_job.paused_until is null or v_job.paused_until > v_started_at)) then

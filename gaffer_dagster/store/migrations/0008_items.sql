@@ -17,6 +17,7 @@ create table gaffer.job_item (
     error           text,                    -- null: nothing was heard of the last attempt
     parked_at       timestamptz,             -- its attempts are used up; it waits for somebody
     dropped_at      timestamptz,             -- somebody gave it up: it stays where it is, and nobody is told
+    check (greatest(length(sqlstate), length(error)) <= 20000),
     primary key (job, key)
 );
 
