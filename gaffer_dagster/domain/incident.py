@@ -30,6 +30,8 @@ from gaffer_dagster.domain.spec import schedule_from_json
 _DAY, _HOUR = timedelta(days=1), timedelta(hours=1)
 _SILENT = timedelta(minutes=5)
 _UNSEEN = timedelta(minutes=1)
+# Two deployments of one name, an old and a new one say, take turns to look: what only one of them defines is there.
+_VANISHED = timedelta(minutes=2)
 _FAR = datetime(9000, 1, 1, tzinfo=timezone.utc)
 
 
@@ -153,7 +155,7 @@ def findings(watched: Watched, now: datetime, gaps: Sequence[Stretch] = ()) -> I
         Kind.PARKED: watched.parked_at if watched.parked else None,
         Kind.TAKEOVERS: _after(_crowded(watched.taken_over_at, alerts.takeovers, _DAY, now), timedelta(), rules_at),
         Kind.PAUSE: _after(watched.paused_at, alerts.pause, rules_at) if watched.paused_until is None else None,
-        Kind.VANISHED: watched.vanished_at,
+        Kind.VANISHED: None if watched.vanished_at is None else watched.vanished_at + _VANISHED,
         Kind.VERSIONS: _crowded(watched.returned_at, 2, _HOUR, now),
     }
     for kind, since in rules.items():

@@ -232,8 +232,7 @@ def _known(connection: db.Connection, definitions: Sequence[Definition]) -> Iter
     if idle:
         found = f"no schedule, and never run: {few(idle)}"
         yield Check("jobs", "never run", Mark.WARNING, found, f"gaffer retire {idle[0]}   # or run it")
-    unserved = deliveries.unserved(connection)
-    for each in unserved:
+    for each in deliveries.failing(connection) + deliveries.unserved(connection):
         yield Check("jobs", "receivers", Mark.WARNING, *each.rpartition("; ")[::2])
 
 

@@ -59,7 +59,8 @@ def look(connection: db.Connection, watcher: Watcher) -> Report | None:
 def examine(connection: db.Connection) -> Report:
     """What a pass would find; leaves no trace."""
     with db.impatient(connection):
-        return _find(connection, horizon.now(connection))[1]
+        report = _find(connection, horizon.now(connection))[1]
+        return replace(report, problems=[*report.problems, *deliveries.failing(connection)])
 
 
 def examine_job(connection: db.Connection, job: str) -> Sequence[Finding]:
@@ -126,8 +127,7 @@ def speak(
     delivered = deliver(connection, receivers, log, budget=2 * budget / 3)
     problems = list(() if report is None else report.problems)
     problems += [each.reason for each in receivers if isinstance(each, Unusable)]
-    problems += [f"receiver {name} did not take a message; see: gaffer alerts list" for name in delivered.failed]
-    problems += deliveries.unserved(connection)
+    problems += deliveries.failing(connection) + deliveries.unserved(connection)
     if report is not None:
         left = timedelta(seconds=max(0.0, ends - time.monotonic()))
         heartbeat.beat_for_jobs(connection, environment, log, budget=left)

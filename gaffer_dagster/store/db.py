@@ -200,8 +200,8 @@ _READ_ONLY = (
 )
 # What a server in trouble says is of its own files and settings.
 _CURES = {
-    "53100": "the disk of the database is full: make room there; nothing that was committed is lost, and the next run "
-    "goes on",
+    "53100": "the disk of the database is full: make room there; nothing of this was done, what was committed before "
+    "stays, and the next run goes on",
     "53200": "the database is out of memory: let the batch be smaller (bounds: batch_rows), or give the server more",
     "53300": "the database has no connection left: end idle ones, or raise the limit",
     "25006": _READ_ONLY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from uuid import UUID
 
 from psycopg.rows import class_row, dict_row
@@ -101,6 +101,26 @@ def unserved(connection: db.Connection) -> list[str]:
         f"job {job!r}{f' and {count - 1} more' if count > 1 else ''} names the receiver {name!r}, which no process "
         f"that sends notices knows (the log is told); set GAFFER_RECEIVER_{name.upper()} where one runs"
         for name, job, count in rows
+    ]
+
+
+def failing(connection: db.Connection) -> list[str]:
+    """The receivers that do not take what waits for them, as instructions; without those that nobody has served for a
+    day."""
+    rows = connection.execute(
+        """
+        select r.name, r.failing_since
+          from gaffer.receiver r
+         where r.failing_since is not null and r.last_seen_at > gaffer.clock() - interval '1 day'
+           and exists (select from gaffer.alert_delivery d
+                        where d.receiver = r.name and d.delivered_at is null and d.dropped_at is null)
+         order by r.name
+        """
+    )
+    return [
+        f"receiver {name} has taken no message since {since.astimezone(timezone.utc):%Y-%m-%d %H:%M}Z; see: gaffer "
+        "alerts list"
+        for name, since in rows
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -437,6 +437,12 @@ def test_b103_after_an_outage_those_in_time_are_silent_and_the_others_one_messag
     assert message["counts"] == {"opened": {"absence": 25}}
 
 
+def not_told(url: str) -> Sequence[str]:
+    """As `gaffer check` says it, whoever tried in vain."""
+    with protocol.session(url) as connection:
+        return watch.examine(connection).problems
+
+
 # ── at least once ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -451,6 +457,7 @@ def test_b92_a_500_then_silence_then_200_is_one_key_and_delivered_with_the_200(
     assert (told.failed, told.left, delivered(url)) == (["slack"], 1, [])
     assert jobs.query(url, state) == [(True, "status 500")]
     assert tell(url, to(server)).failed == []  # not before its time
+    assert [each.rpartition(" since ")[0] for each in not_told(url)] == ["receiver slack has taken no message"]
     clock.advance(MINUTE)
     assert tell(url, to(server)).failed == ["slack"]
     assert jobs.query(url, state) == [(True, "no answer within 2 s")]
@@ -459,6 +466,7 @@ def test_b92_a_500_then_silence_then_200_is_one_key_and_delivered_with_the_200(
     told = tell(url, to(server))
     assert (told.sent, told.failed, told.left) == (1, [], 0)
     assert jobs.query(url, state) == [(False, None)]
+    assert not_told(url) == []
     assert delivered(url) == [("opened", alert)]
     assert len(server.keys) == 3
     assert len(set(server.keys)) == 1

@@ -372,8 +372,8 @@ class World:
         for job in self.jobs.values():
             found.update({(("job", job.name), kind): since for kind, since in job.truth(now, gaps)})
             vanished_at = self.vanished_at(job)
-            if vanished_at is not None and job.retired_at is None:
-                found[("job", job.name), Kind.VANISHED] = vanished_at
+            if vanished_at is not None and job.retired_at is None and vanished_at + 2 * _MINUTE <= now:
+                found[("job", job.name), Kind.VANISHED] = vanished_at + 2 * _MINUTE
         for watch in {each.watch for each in self.passes}:
             last = [each for each in self.passes if each.watch == watch][-1]
             if last.every is not None and last.at + patience(last.every) <= now:
