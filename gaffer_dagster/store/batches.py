@@ -188,7 +188,7 @@ _OUTLIVES = re.compile(
     r"(?:deallocate|discard|listen|load|prepare|reset|unlisten|set(?!\s+(?:local|constraints)\b)|declare\b.*\bwith\s+hold)\b",
     re.IGNORECASE | re.DOTALL,
 )
-_LOCKS_SESSION = re.compile(r"\bpg_(?:try_)?advisory_lock(?:_shared)?\s*\(", re.IGNORECASE)
+_LOCKS_SESSION = re.compile(r"\bpg_(?:try_)?(?:advisory)_lock(?:_shared)?\s*\(", re.IGNORECASE)
 # As it is usually written; what a function does within is not seen.
 _FOR_THE_SESSION = re.compile(
     r"\bset_config\s*\((?:[^()]|\([^()]*\))*,\s*(?:is_local\s*(?:=>|:=)\s*)?(?:false|'f(?:alse)?'|'off'|'no?'|'0')"
@@ -213,10 +213,11 @@ def refuse_control(text: str) -> None:
         raise BatchEndedError(
             f"{first!r} was not sent: it would outlive the batch and leak through a pooler; use SET LOCAL, or none"
         )
-    if _LOCKS_SESSION.search(text):
+    found = _LOCKS_SESSION.search(text)
+    if found:
         raise BatchEndedError(
-            "pg_advisory_lock(…) was not sent: it would outlive the batch and leak through a pooler; take "
-            "pg_advisory_xact_lock, or pg_try_advisory_xact_lock, which lasts as long as the batch"
+            f"{found[0]}…) was not sent: it would outlive the batch and leak through a pooler; take one of the "
+            "transaction (…_xact_lock), which lasts as long as the batch"
         )
     if _FOR_THE_SESSION.search(text):
         raise BatchEndedError(

@@ -45,7 +45,7 @@ create table gaffer.alert (
     since_at    timestamptz not null           -- when it became true
                 check (since_at between '0001-01-02 00:00+00' and '9999-01-01 00:00+00'),
     opened_at   timestamptz not null,          -- when it was seen
-    details     jsonb not null check (jsonb_typeof(details) = 'object' and gaffer.is_plain('what was found', details)),
+    details     jsonb not null check (gaffer.is_plain('what was found', details) and jsonb_typeof(details) = 'object'),
     reminders   integer not null default 0,
     reminded_at timestamptz,
     acked_at    timestamptz,
