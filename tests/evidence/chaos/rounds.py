@@ -175,8 +175,13 @@ def _mark(made: Scene) -> dict[str, tuple[int, int]]:
 
 
 def _has_got_on(made: Scene, spec: gd.JobSpec, mark: Mapping[str, tuple[int, int]]) -> bool:
-    """A run that began after the mark found nothing left to do; of a job that always has more to do: it did some."""
+    """A run that began after the mark found nothing left to do; of a job that always has more to do: it did some. Where
+    runs work side by side, nobody is at it any more: one finds nothing where another has it in hand."""
     newest, batches = mark.get(spec.name, (0, 0))
+    if spec.slots > 1 and _ask(
+        made, "select from gaffer.job_lease where job = %s and lease_until > gaffer.clock() limit 1", spec.name
+    ):
+        return False
     if jobs.is_endless(spec):
         return _mark(made).get(spec.name, (0, 0))[1] > batches
     return bool(
