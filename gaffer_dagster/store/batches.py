@@ -188,7 +188,7 @@ _OUTLIVES = re.compile(
     r"(?:deallocate|discard|listen|load|prepare|reset|unlisten|set(?!\s+(?:local|constraints)\b)|declare\b.*\bwith\s+hold)\b",
     re.IGNORECASE | re.DOTALL,
 )
-_LOCKS_SESSION = re.compile(r"\bpg_(?:try_)?(?:advisory)_lock(?:_shared)?\s*\(", re.IGNORECASE)
+_LOCKS_SESSION = re.compile(r"\bpg_(?:try_)?advisory_lock(?:_shared)?\s*\(", re.IGNORECASE)
 # As it is usually written; what a function does within is not seen.
 _FOR_THE_SESSION = re.compile(
     r"\bset_config\s*\((?:[^()]|\([^()]*\))*,\s*(?:is_local\s*(?:=>|:=)\s*)?(?:false|'f(?:alse)?'|'off'|'no?'|'0')"

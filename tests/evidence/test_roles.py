@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -27,6 +28,7 @@ from psycopg.types.json import Jsonb
 
 import gaffer_dagster as gd
 from gaffer_dagster.cli import main
+from gaffer_dagster.domain import notice
 from gaffer_dagster.domain.health import Check, Mark
 from gaffer_dagster.domain.incident import Kind
 from gaffer_dagster.domain.run import Outcome
@@ -996,6 +998,15 @@ def test_no_time_that_somebody_gives_keeps_others_from_looking(gaffer_databases:
 def test_no_json_that_somebody_gives_keeps_others_from_looking(gaffer_databases: Databases) -> None:
     with gaffer_databases.scratch() as url, support.logins(url) as logins:
         assert blinded(url, logins, "jsonb", "gaffer.incident[]") == []
+
+
+def test_a_reader_that_expects_its_own_shape_is_found(
+    gaffer_databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notice, "_at", lambda _, at: "?" if at is None else str(datetime.fromisoformat(at)))
+    with gaffer_databases.scratch() as url, support.logins(url) as logins:
+        found = blinded(url, logins, "gaffer.incident[]")
+    assert any(each.startswith("alerts list --all") for each in found), found
 
 
 @pytest.mark.parametrize(
